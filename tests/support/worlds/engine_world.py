@@ -243,6 +243,8 @@ class World:
         owner: int = NO_OWNER,
         renews: bool = False,
         level_min: int = 0,
+        priority_factor: int | None = None,
+        level_below: int = 0,
     ) -> list[PoppedMessage]:
         """Perform due revives, pop, and return the messages with their deliveries."""
         self.run_due()
@@ -257,6 +259,8 @@ class World:
             renews=renews,
             now_ms=self.now_ms,
             level_min=level_min,
+            priority_factor=priority_factor,
+            level_below=level_below,
         )
         popped = [one for batch in batches for one in self._popped(batch, *ids, owner)]
         self.commit()

@@ -342,6 +342,8 @@ class MemoryEngine:
         client: ClientKey = UNKNOWN_CLIENT,  # unused: this engine locks no queue
         renews: bool = False,  # unused: deliveries do not expire here
         level_min: int = 0,  # unused: this engine knows no levels
+        priority_factor: int | None = None,  # unused
+        level_below: int = 0,  # unused
     ) -> list[DeliveryBatch]:
         if not 1 <= max_messages <= MESSAGES_MAX:
             raise BadRequest("too few or too many messages")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -71,6 +72,7 @@ class PopInFlight:
     until_ms: int
     stream: int
     level_min: int
+    level_below: int  # 0: no bound
     sent_ms: int
     is_over: bool = False  # its poll has abandoned it
 
@@ -167,9 +169,10 @@ class World:
 
     # ------------------------------------------------------------ levels
 
-    def by_level(self, broker: Broker, level_min: int = 0) -> list[int]:
-        """Return the ready messages, the highest level first."""
-        found = [one for one in broker.ready if self.level_of.get(one, 0) >= level_min]
+    def by_level(self, broker: Broker, level_min: int = 0, level_below: int = 0) -> list[int]:
+        """Return the ready messages between two levels, the highest level first."""
+        levels = range(level_min, level_below or LEVEL_MAX + 1)
+        found = [one for one in broker.ready if self.level_of.get(one, 0) in levels]
         return sorted(found, key=lambda one: (-self.level_of.get(one, 0), one))
 
     def levels(self, broker: Broker) -> HintLevels | None:
@@ -192,6 +195,7 @@ class World:
             asks_all=asks_all,
             now_ms=self.now_ms,
             priority_factor=self.factor if len(self.members) > 1 else None,
+            max_messages=BATCH,
         )
         client = self.of_poll[poll] = Client(poll)
         self.clients.append(client)
@@ -373,6 +377,7 @@ class World:
             self.now_ms + step.poll_ms,
             broker.stream,
             step.level_min,
+            step.level_below,
             self.now_ms,
         )
         client.popping, client.popped_ms = popping, self.now_ms
@@ -417,10 +422,10 @@ class World:
     def serve(self, broker: Broker) -> None:
         """Give ready messages to waiting pops, then report the remaining ones as hints."""
         for popping in list(broker.pops):
-            if not self.by_level(broker, popping.level_min):
+            if not self.by_level(broker, popping.level_min, popping.level_below):
                 continue
             broker.pops.remove(popping)
-            messages = self.by_level(broker)[:BATCH]
+            messages = self.by_level(broker, 0, popping.level_below)[:BATCH]
             for message in messages:
                 del broker.ready[message]
                 self.hidden.add(message)
@@ -462,7 +467,7 @@ class World:
             count=len(messages),
             was_parked=was_parked,
             now_ms=self.now_ms,
-            highest=max([self.level_of[one] for one in messages], default=0),
+            levels=Counter(self.level_of[one] for one in messages),
             left=left,
         )
         self.carry_out()

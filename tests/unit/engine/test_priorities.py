@@ -25,7 +25,7 @@ from tidemill.broker.engine.store.block_file import open_block_file
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.upkeep import checkpoint
 from tidemill.broker.server.wire import config_log
-from tidemill.common.errors import Conflict
+from tidemill.common.errors import BadRequest, Conflict
 from tidemill.message import stored_message
 
 HIGH = 7
@@ -367,6 +367,43 @@ def test_an_ordered_pop_takes_its_batch_from_one_level_and_fair_slots_are_batche
     world.put(HIGH, 12)
     batches = [world.levels(2) for _ in range(8)]
     assert batches == [[7, 7], [0, 0]] * 3 + [[7, 7], [2, 2]]
+
+
+# ------------------------------------------------------------ factors of single pops
+
+
+@pytest.mark.parametrize("is_ordered", [False, True], ids=["unordered", "ordered"])
+@pytest.mark.parametrize(
+    ("factor", "level_below", "expected"), [(100, 0, 7), (0, 7, 0), (0, 1, 0), (100, 7, 3)]
+)
+def test_a_pop_with_its_own_factor_keeps_the_credit(
+    is_ordered: bool, factor: int, level_below: int, expected: int
+) -> None:
+    """A proxy at several broker groups accounts for these messages."""
+    world = LevelWorld(factor=50, is_ordered=is_ordered)
+    for level in (0, 3, HIGH):
+        world.put(level, 9)
+    assert world.levels(1) == [HIGH]
+    credit = world.subscription.credit
+    for _ in range(3):
+        popped = world.pop(1, priority_factor=factor, level_below=level_below)
+        world.ack(*popped)
+        assert [level_of(one) for one in popped] == [expected]
+    assert world.subscription.credit == credit
+    assert world.levels(1) == [0], "the next slot of the consumer group is fair"
+
+
+def test_a_pop_below_a_level_finds_no_higher_message() -> None:
+    world = LevelWorld()
+    world.put(HIGH, 3)
+    assert world.pop(2, priority_factor=0, level_below=HIGH) == []
+    assert world.levels(2) == [HIGH, HIGH]
+
+
+def test_a_priority_factor_above_100_is_rejected() -> None:
+    world = LevelWorld()
+    with pytest.raises(BadRequest, match="a priority factor is 0 to 100, not 101"):
+        world.pop(1, priority_factor=101)
 
 
 # ------------------------------------------------------------ filters

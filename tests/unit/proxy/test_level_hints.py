@@ -28,14 +28,14 @@ class Asked:
         self.polling = Polling(PollCounts(), random=lambda: 0.5)
         self.key = key
 
-    def begin(self, poll_ms: int) -> PairPoll:
+    def begin(self, poll_ms: int, *, factor: int = 100) -> PairPoll:
         return self.polling.begin(
             self.key,
             ["a", "b"],
             poll_ms=poll_ms,
             asks_all=False,
             now_ms=NOW_MS,
-            priority_factor=100,
+            priority_factor=factor,
         )
 
     def watches(self) -> dict[str, PairWatch]:
@@ -52,6 +52,13 @@ class Asked:
         actions = self.polling.take_actions()
         starts = [one for one in actions if isinstance(one, NotificationStart)]
         return [one.level_min for one in starts if one.watch.broker == name]
+
+    def inversions(self) -> int:
+        return self.polling.counts.inversions["orders", "billing"]
+
+    def finds(self, poll: PairPoll, levels: dict[int, int]) -> None:
+        count = sum(levels.values())
+        self.polling.popped(poll, count=count, was_parked=False, now_ms=NOW_MS, levels=levels)
 
     def finds_nothing(self, poll: PairPoll, left: LeftMessages | None) -> None:
         self.polling.popped(poll, count=0, was_parked=False, now_ms=NOW_MS, left=left)
@@ -142,3 +149,42 @@ def test_a_filter_gets_the_place_of_a_filter_that_no_poll_has_used_lately() -> N
     assert not asked.polling.pairs
     asked.begin(0)
     assert asked.polling.pairs[asked.key].order is not None
+
+
+def test_a_fair_slot_of_a_broker_is_no_inversion() -> None:
+    asked = Asked()
+    asked.polling.cancel(asked.begin(20_000), NOW_MS)
+    asked.hint("a", HintLevels(7, 2, 1))
+    asked.hint("b", HintLevels(6, 3, 0))
+    poll = asked.begin(20_000, factor=90)
+    assert poll.step == PopStep("a", 0, 6)
+    asked.finds(poll, {0: 1})
+    assert asked.inversions() == 0
+
+
+def test_a_strict_pop_below_the_level_of_another_broker_is_an_inversion() -> None:
+    asked = Asked()
+    asked.polling.cancel(asked.begin(20_000), NOW_MS)
+    asked.hint("a", HintLevels(7, 2, 0))
+    asked.hint("b", HintLevels(6, 1, 0))
+    poll = asked.begin(20_000, factor=90)
+    assert isinstance(poll.step, PopStep)
+    assert (poll.step.broker, poll.step.factor) == ("a", 100)
+    asked.finds(poll, {5: 1})
+    assert asked.inversions() == 1
+
+
+def test_a_fair_pop_that_finds_only_high_messages_is_repeated_for_all_levels() -> None:
+    """Another consumer has taken the low messages."""
+    asked = Asked()
+    asked.polling.cancel(asked.begin(20_000), NOW_MS)
+    asked.hint("a", HintLevels(7, 2, 0))
+    asked.hint("b", HintLevels(6, 1, 0))
+    asked.finds(asked.begin(20_000, factor=50), {7: 1})
+    asked.hint("a", HintLevels(7, 2, 0))
+    poll = asked.begin(20_000, factor=50)
+    assert isinstance(poll.step, PopStep)
+    assert (poll.step.broker, poll.step.factor, poll.step.level_below) == ("b", 0, 7)
+    asked.finds_nothing(poll, LeftMessages(1, HintLevels(7, 3, 0)))
+    assert isinstance(poll.step, PopStep)
+    assert poll.step.level_below == 0

@@ -21,6 +21,7 @@ from tidemill.broker.engine.layout.pop_checkpoint import ATTEMPT_ID_BYTES_MAX, M
 from tidemill.broker.engine.layout.record import HEADER_SIZE
 from tidemill.broker.engine.message_filter import EVERY_MESSAGE, MessageFilter
 from tidemill.broker.engine.metadata.catalog import Catalog, Topic
+from tidemill.broker.engine.metadata.priority import FACTOR_MAX
 from tidemill.broker.engine.pop.consumption import AckResult, Consumption, Delivery, DeliveryBatch
 from tidemill.broker.engine.pop.delivery_table import HANDOVER_PENDING
 from tidemill.broker.engine.pop.repeated_requests import RepeatedRequests
@@ -347,17 +348,22 @@ class Commands:
         client: ClientKey = UNKNOWN_CLIENT,
         renews: bool = False,
         level_min: int = 0,
+        priority_factor: int | None = None,
+        level_below: int = 0,
     ) -> list[DeliveryBatch]:
         """Deliver up to `max_messages` to a client of a group and hide them from the group.
 
         An empty list is a normal answer. If `renews`, the broker extends the deliveries while the
         client lives. Of a PRIORITY topic, deliver nothing if no message of `level_min` or higher is
-        ready.
+        ready, and deliver only messages below `level_below` (0: all). A `priority_factor` replaces
+        the factor and the credit of the group.
 
         Raises BadRequest, TopicNotFound, GroupNotFound, Overloaded, DiskFull.
         """
         if not 1 <= max_messages <= MESSAGES_MAX:
             raise BadRequest(f"a pop takes 1 to {MESSAGES_MAX} messages, not {max_messages}")
+        if priority_factor is not None and priority_factor > FACTOR_MAX:
+            raise BadRequest(f"a priority factor is 0 to {FACTOR_MAX}, not {priority_factor}")
         if attempt_id and len(attempt_id.encode()) > ATTEMPT_ID_BYTES_MAX:
             raise BadRequest(f"an attempt id has at most {ATTEMPT_ID_BYTES_MAX} bytes")
         if len(client.client_id) > CLIENT_ID_CHARS_SURE:
@@ -375,6 +381,8 @@ class Commands:
             renews=renews,
             now_ms=now_ms,
             level_min=level_min,
+            priority_factor=priority_factor,
+            level_below=level_below,
         )
 
     def begin_handover(self, batches: Iterable[DeliveryBatch]) -> None:

@@ -1,17 +1,27 @@
 """The order of the brokers of a PRIORITY topic: the highest known level first (ADR 0089).
 
-A strict choice takes the broker with the highest level. If it passes a ready message of a lower
-level, it adds 100 - factor to a credit. A fair choice costs the factor, and takes the broker with
-the oldest known message of a lower level. With factor 0 it takes the oldest one of all levels.
+Each pop belongs to one of two accounts, so the factor counts each message once.
+
+- If the broker with the highest level also has the oldest message of a lower level, the broker
+  applies the factor of the consumer group, with its own credit.
+- Otherwise the pop is strict: it takes the highest levels. Each message adds 100 - factor to the
+  credit of the proxy, because an older message of a lower level waits at another broker.
+
+If the credit of the proxy pays for a whole answer, the pop is fair: it takes the oldest messages of
+the lower levels at the broker that has the oldest one. Each costs the factor. With factor 0, every
+pop goes to the broker with the oldest message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple, Protocol, TypeVar, final
 
 FACTOR_MAX: Final = 100  # strict: low levels can starve
 NO_LEVEL: Final = -1
+FAIR: Final = 0  # factor of a fair pop: the oldest messages of the lower levels
+# Bound of the credit and of the debt: it pays for two full answers.
+CREDIT_MAX: Final = 64 * FACTOR_MAX
 
 
 class HintLevels(NamedTuple):
@@ -25,10 +35,22 @@ class HintLevels(NamedTuple):
     oldest_lower_at_ms: int  # of the levels below the highest one; 0: there is no such message
 
 
+class LevelChoice(NamedTuple):
+    """The choice of a broker for one pop."""
+
+    factor: int | None  # of this pop: FACTOR_MAX, FAIR, or None for that of the group
+    highest: int  # the highest known level
+    # The highest level of the other brokers. NO_LEVEL after a fair choice, which takes a lower
+    # level on purpose.
+    other_level: int
+    reserved: int  # credit
+
+
 class HintedBroker(Protocol):
     """A broker with ready messages."""
 
     levels: HintLevels | None  # None: unknown, so it counts as level 0
+    hint_count: int  # of the ready messages, up to a limit
 
 
 _HintedT = TypeVar("_HintedT", bound=HintedBroker)
@@ -46,24 +68,43 @@ class LevelOrder:
         self._credit = 0
         self._turn = 0
 
-    def choose(self, hinted: Collection[_HintedT]) -> tuple[_HintedT, int]:
-        """Return the next broker, and the highest level of the others.
-
-        That level is NO_LEVEL after a fair choice, which takes a lower level on purpose.
-        """
-        highest = max(_levels(one).highest for one in hinted)
-        ages = {one: _age(_levels(one), highest, self.factor) for one in hinted}
-        lower = [one for one in hinted if ages[one] is not None]
-        if self.factor < FACTOR_MAX and lower:
-            if self._credit >= self.factor:
-                self._credit -= self.factor
-                return min(lower, key=lambda one: ages[one] or 0), NO_LEVEL
-            self._credit += FACTOR_MAX - self.factor
+    def choose(
+        self, hinted: Collection[_HintedT], max_messages: int
+    ) -> tuple[_HintedT, LevelChoice]:
+        """Return the next broker, and how to pop up to `max_messages` there."""
+        factor, highest = self.factor, max(_levels(one).highest for one in hinted)
+        ages = {one: _age(_levels(one), highest, factor) for one in hinted}
+        known = [age for age in ages.values() if age is not None]
+        oldest_at_ms = min(known) if known and factor < FACTOR_MAX else None
+        if oldest_at_ms is not None:
+            oldest = next(one for one, age in ages.items() if age == oldest_at_ms)
+            cost = factor * min(oldest.hint_count, max_messages)
+            if self._credit >= cost:
+                # With factor 0 the broker does the same without a factor of the pop.
+                return oldest, LevelChoice(FAIR if factor else None, highest, NO_LEVEL, cost)
         best = [one for one in hinted if _levels(one).highest == highest]
         self._turn += 1
         chosen = best[self._turn % len(best)]
         others = [_levels(one).highest for one in hinted if one is not chosen]
-        return chosen, max(others, default=NO_LEVEL)
+        of_broker = oldest_at_ms is None or ages[chosen] == oldest_at_ms
+        own_factor = None if of_broker else FACTOR_MAX
+        return chosen, LevelChoice(own_factor, highest, max(others, default=NO_LEVEL), 0)
+
+    def begin(self, choice: LevelChoice) -> None:
+        """Begin a pop: reserve its credit, so that other pops cannot spend it."""
+        self._add(-choice.reserved)
+
+    def end(self, choice: LevelChoice, levels: Mapping[int, int]) -> None:
+        """End a pop: account for its messages by level."""
+        self._add(choice.reserved)
+        if choice.factor is None or self.factor == FACTOR_MAX:
+            return
+        low = sum(count for level, count in levels.items() if level < choice.highest)
+        high = sum(levels.values()) - low
+        self._add(high * (FACTOR_MAX - self.factor) - low * self.factor)
+
+    def _add(self, credit: int) -> None:
+        self._credit = max(-CREDIT_MAX, min(self._credit + credit, CREDIT_MAX))
 
 
 def _levels(broker: HintedBroker) -> HintLevels:

@@ -128,8 +128,8 @@ class HintWatch(Generic[PairT]):
         """The lowest level that changes what is known; 0 if no message is known."""
         return self.levels.highest + 1 if self.hint_count and self.levels is not None else 0
 
-    def stop_deaf(self) -> NotificationStop[PairT] | None:
-        """Cancel the notification in flight if it would ignore a level that is news by now."""
+    def stop_too_high(self) -> NotificationStop[PairT] | None:
+        """Cancel the notification in flight if it waits for a higher level than is wanted now."""
         return self.stop() if self.level_min > self._wanted_level_min else None
 
     def stop(self) -> NotificationStop[PairT] | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias, final
 
 from tidemill.proxy.filters import EVERY_MESSAGE, WantedMessages
-from tidemill.proxy.polling.level_order import NO_LEVEL, LevelOrder
+from tidemill.proxy.polling.level_order import FACTOR_MAX, NO_LEVEL, LevelChoice, LevelOrder
 from tidemill.proxy.polling.mode import WaitMode
 from tidemill.proxy.polling.notifications import HintWatch, NotificationAction
 from tidemill.proxy.polling.poll import Broker, PollState, PopStep, ReceivePoll
@@ -159,7 +159,7 @@ class PollPair:
         """Return the end of the next notification."""
         return self.until_ms if self.order is None else max(self.until_ms, now_ms + LEVEL_LINGER_MS)
 
-    def pops(self) -> list[PopStep]:
+    def pops(self, max_messages: int) -> list[PopStep]:
         """Return a pop that does not wait at each reachable broker, in the order of the brokers.
 
         With levels, a pop finds nothing below the level that the next broker is known to have.
@@ -172,20 +172,45 @@ class PollPair:
             levels = [*(self.watches[name].known_level for name in names[1:]), 0]
         pops = [PopStep(name, 0, level) for name, level in zip(names, levels, strict=False)]
         if self.hinted:
-            watch, other_level = self.next_hinted()
-            first = PopStep(watch.broker, 0, max(other_level, 0))
-            pops = [first, *(pop for pop in pops if pop.broker != first.broker)]
+            watch, choice = self.next_hinted(max_messages)
+            assert choice is not None, "the pair orders brokers by levels"
+            level_min = max(choice.other_level, 0)
+            has_factor = choice.factor is not None
+            first = PopStep(watch.broker, 0, level_min, choice if has_factor else None)
+            # A fair pop takes no message of the highest level, which this broker may have.
+            again = [PopStep(watch.broker, 0)] if first.level_below else []
+            pops = [first, *(pop for pop in pops if pop.broker != first.broker), *again]
         return pops
 
-    def next_hinted(self) -> tuple[PairWatch, int]:
-        """Return the next broker with a hint, and the highest level of the others.
+    def next_hinted(self, max_messages: int) -> tuple[PairWatch, LevelChoice | None]:
+        """Return the next broker with a hint, and how to pop there.
 
-        Without levels it is the broker of the oldest hint, and NO_LEVEL.
+        Without levels it is the broker of the oldest hint.
         """
         if self.order is None:
-            return next(iter(self.hinted)), NO_LEVEL
-        watch, other_level = self.order.choose(self.hinted)
-        return watch, NO_LEVEL if self._is_filtered else other_level
+            return next(iter(self.hinted)), None
+        watch, choice = self.order.choose(self.hinted, max_messages)
+        return watch, choice._replace(other_level=NO_LEVEL) if self._is_filtered else choice
+
+    def begin_pop(self, poll: PairPoll) -> None:
+        """Note that the pop of a poll begins."""
+        step = poll.step
+        if self.order is not None and isinstance(step, PopStep) and step.choice is not None:
+            self.order.begin(step.choice)
+
+    def is_inverted(self, poll: PairPoll, levels: Mapping[int, int]) -> bool:
+        """Whether a strict pop found only messages below the level that another broker had."""
+        step = poll.step
+        assert isinstance(step, PopStep), "a pop was in flight"
+        if self.order is None or not levels or max(levels) >= poll.other_level:
+            return False
+        return FACTOR_MAX in {step.factor, self.order.factor}
+
+    def end_pop(self, poll: PairPoll, levels: Mapping[int, int]) -> None:
+        """Note that the pop of a poll has ended with messages of these levels."""
+        step = poll.step
+        if self.order is not None and isinstance(step, PopStep) and step.choice is not None:
+            self.order.end(step.choice, levels)
 
     @property
     def _is_filtered(self) -> bool:

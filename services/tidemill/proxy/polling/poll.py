@@ -19,10 +19,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeAlias, TypeVar, final
 
 from tidemill.common.errors import ConnectionBufferFull, MessageNotFound, Overloaded
-from tidemill.proxy.polling.level_order import NO_LEVEL
+from tidemill.proxy.polling.level_order import FACTOR_MAX, FAIR, NO_LEVEL
 
 if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
+    from tidemill.proxy.polling.level_order import LevelChoice
     from tidemill.proxy.polling.mode import WaitModeName
 
 # Time after the poll duration for the last pops at brokers without a notification: half of the
@@ -71,12 +72,25 @@ def outcome_of(error: ServiceError) -> Outcome:
 class PopStep(NamedTuple):
     """Step: pop at a broker, with a poll duration.
 
-    Of a PRIORITY topic, the pop finds nothing below `level_min`.
+    Of a PRIORITY topic, the pop finds nothing below `level_min`. With a `choice`, the pop has its
+    own factor, and the proxy accounts for its messages.
     """
 
     broker: Broker
     poll_ms: int
     level_min: int = 0
+    choice: LevelChoice | None = None
+
+    @property
+    def factor(self) -> int | None:
+        """The factor of this pop; None: that of the consumer group."""
+        return None if self.choice is None else self.choice.factor
+
+    @property
+    def level_below(self) -> int:
+        """The pop finds nothing from this level on; 0: it finds all levels."""
+        is_fair = self.choice is not None and self.choice.factor == FAIR
+        return self.choice.highest if self.choice is not None and is_fair else 0
 
 
 class PollEnd(NamedTuple):
@@ -105,6 +119,7 @@ class ReceivePoll(Generic[PairT]):
         "is_direct",
         "is_long",
         "is_stopping",
+        "max_messages",
         "mode",
         "number",
         "other_level",
@@ -123,12 +138,14 @@ class ReceivePoll(Generic[PairT]):
         end_ms: int,
         is_long: bool,
         is_direct: bool,
+        max_messages: int,
     ) -> None:
         self.pair = pair
         self.number = number  # in the order of arrival
         self.began_ms = began_ms
         self.end_ms = end_ms
         self.is_long = is_long  # whether it may wait
+        self.max_messages = max_messages
         self.is_direct = is_direct  # whether it waits at brokers instead of for hints
         self.mode: Final[WaitModeName] = (
             "direct" if is_direct else "notify"
@@ -172,14 +189,24 @@ class ReceivePoll(Generic[PairT]):
         self.follow(broker, poll_ms=max(self.end_ms - now_ms, 0))
         self.hinted_by, self.parked_at = None, broker
 
-    def follow(self, broker: Broker, *, poll_ms: int, other_level: int = NO_LEVEL) -> None:
-        """Pop at the broker of a hint."""
+    def follow(self, broker: Broker, *, poll_ms: int, choice: LevelChoice | None = None) -> None:
+        """Pop at the broker of a hint.
+
+        After CONDITIONS_MAX pops with a condition, the pop takes every level.
+        """
         assert self.state in {PollState.INIT, PollState.WAITING}, "one pop at a time"
         self._leave_waiting()
-        self.hinted_by, self.other_level = broker, other_level
-        level_min = max(other_level, 0) if self._conditions_left else 0
-        self._conditions_left -= level_min > 0
-        self.step = PopStep(broker, poll_ms, level_min)
+        self.hinted_by = broker
+        self.other_level = NO_LEVEL if choice is None else choice.other_level
+        level_min = max(self.other_level, 0)
+        is_conditional = level_min > 0 or (choice is not None and choice.factor == FAIR)
+        if is_conditional and not self._conditions_left:
+            # A strict pop, so that a lower level is an inversion.
+            level_min, choice = 0, choice and choice._replace(factor=FACTOR_MAX)
+            is_conditional = False
+        self._conditions_left -= is_conditional
+        has_factor = choice is not None and choice.factor is not None
+        self.step = PopStep(broker, poll_ms, level_min, choice if has_factor else None)
 
     def wait(self) -> None:
         """Wait for a broker, because none is reachable."""

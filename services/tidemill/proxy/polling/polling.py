@@ -10,7 +10,8 @@ The module exceeds 500 lines because `Polling` is one state machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
 from tidemill.common.errors import BrokerUnreachable, Overloaded
@@ -59,10 +60,13 @@ class LeftMessages(NamedTuple):
     ready_count: int
     levels: HintLevels | None  # None without messages
 
-    def is_below(self, level_min: int) -> bool:
-        """Whether it is known that no message of this level or a higher one is left."""
-        is_lower = self.levels is not None and self.levels.highest < level_min
-        return not self.ready_count or is_lower
+    def are_outside(self, step: PopStep) -> bool:
+        """Whether it is known that no message is left that the pop could take."""
+        if not self.ready_count or self.levels is None:
+            return not self.ready_count
+        highest = self.levels.highest
+        is_above = highest >= step.level_below > 0 and not self.levels.oldest_lower_at_ms
+        return highest < step.level_min or is_above
 
 
 @final
@@ -124,6 +128,7 @@ class Polling:
         target: object = None,
         may_park: bool = True,
         priority_factor: int | None = None,
+        max_messages: int = 1,
     ) -> PairPoll:
         """Begin a poll at `brokers`; some may be down or `silent`.
 
@@ -154,6 +159,7 @@ class Polling:
             end_ms=now_ms + (poll_ms if is_long else min(once_ms, ASK_ONCE_MS)),
             is_long=is_long,
             is_direct=is_long and may_park and (pair.mode.is_direct or len(brokers) == 1),
+            max_messages=max_messages,
         )
         self.counts.began(key.topic, key.group, poll.mode, is_long=is_long)
         pair.polls[poll] = None
@@ -181,11 +187,11 @@ class Polling:
         elif asks_all:
             self._ask_all(poll, now_ms)
         else:
-            self._ask(poll, pair.pops()[:1], now_ms)
+            self._ask(poll, pair.pops(poll.max_messages)[:1], now_ms)
 
     def _ask_all(self, poll: PairPoll, now_ms: int) -> None:
         """Pop at every reachable broker, or at the first one that becomes reachable."""
-        pops = poll.pair.pops()
+        pops = poll.pair.pops(poll.max_messages)
         # A poll that may not wait has popped at every broker already.
         poll.has_looked = not poll.is_long and bool(pops or self._is_released)
         self._ask(poll, pops, now_ms)
@@ -195,6 +201,7 @@ class Polling:
     def _ask(self, poll: PairPoll, pops: Sequence[PopStep], now_ms: int) -> None:
         if pops:
             poll.ask(pops)
+            poll.pair.begin_pop(poll)
         else:
             poll.wait()
             self._next_step(poll, now_ms)
@@ -206,10 +213,10 @@ class Polling:
         count: int,
         was_parked: bool,
         now_ms: int,
-        highest: int = 0,
+        levels: Mapping[int, int] = MappingProxyType({}),
         left: LeftMessages | None = None,
     ) -> bool:
-        """Apply the result of the pop of a poll: its number of messages, and their highest level.
+        """Apply the result of the pop of a poll: its number of messages, in all and by level.
 
         `left` are the messages that the pop has left, if they are known. Return False if the poll
         has ended before. The messages then go back to the broker.
@@ -218,8 +225,9 @@ class Polling:
             return False
         pair = poll.pair
         self._learn(poll, count, now_ms, left)
-        if count and highest < poll.other_level:
+        if pair.is_inverted(poll, levels):
             self.counts.inversions[pair.key.topic, pair.key.group] += 1
+        pair.end_pop(poll, levels)
         # If the broker drains, the poll continues at the other brokers.
         is_cut = poll.parked_at is not None and not poll.is_stopping and now_ms < poll.end_ms
         pair.unpark(poll)
@@ -242,7 +250,7 @@ class Polling:
             return
         if is_hinted:
             self.counts.followed(pair.key, is_hit=bool(count))
-        if left is not None and (count or left.is_below(poll.step.level_min)):
+        if left is not None and (count or left.are_outside(poll.step)):
             # Without a message, another consumer was faster. The hint was right.
             watch.left(left.ready_count, left.levels, now_ms)
         elif count:
@@ -259,6 +267,7 @@ class Polling:
             return
         pair = poll.pair
         assert isinstance(poll.step, PopStep), "a pop was under way"
+        pair.end_pop(poll, {})
         is_full = poll.parked_at is not None and isinstance(error, Overloaded)
         watch = pair.watches.get(poll.step.broker)
         # If the broker parks no more pops, it may still park a notification.
@@ -392,7 +401,7 @@ class Polling:
 
     def _follow(self, poll: PairPoll, now_ms: int) -> None:
         """Send a poll to the broker of the next hint."""
-        watch, other_level = poll.pair.next_hinted()
+        watch, choice = poll.pair.next_hinted(poll.max_messages)
         watch.take()
         _note_hint(watch)
         if poll.is_direct and now_ms < poll.end_ms:
@@ -400,7 +409,8 @@ class Polling:
             self._park(poll, watch.broker, now_ms)
         else:
             poll_ms = UNSURE_POLL_MS if watch.is_unsure else 0
-            poll.follow(watch.broker, poll_ms=poll_ms, other_level=other_level)
+            poll.follow(watch.broker, poll_ms=poll_ms, choice=choice)
+            poll.pair.begin_pop(poll)
 
     def _park(self, poll: PairPoll, broker: Broker, now_ms: int) -> None:
         poll.park(broker, now_ms)
@@ -464,6 +474,7 @@ class Polling:
     def _end(self, poll: PairPoll, end: PollEnd, now_ms: int) -> None:
         pair = poll.pair
         if poll.has_pop:
+            pair.end_pop(poll, {})
             self._actions.append(PopCancellation(poll))
         elif pair.stop_waiting(poll):
             self._actions.append(PollWakeup(poll))
@@ -509,7 +520,7 @@ class Polling:
 
     def _update(self, pair: PollPair, now_ms: int) -> None:
         """Send polls to the brokers of hints, and send missing notifications."""
-        if pair.without_broker and (pops := pair.pops()):
+        if pair.without_broker and (pops := pair.pops(1)):
             self._ask_without_broker(pair, pops)
         self._serve(pair, now_ms)
         is_lingering = not pair.polls
@@ -518,7 +529,7 @@ class Polling:
             if not watch.is_wanted:
                 is_lingering = is_lingering or watch.number > 0
                 continue
-            if stopped := watch.stop_deaf():
+            if stopped := watch.stop_too_high():
                 self._actions.append(stopped)
             if ask := watch.ask(pair.notified_until_ms(now_ms), now_ms):
                 self._actions.append(ask)
@@ -538,6 +549,7 @@ class Polling:
             pair.stop_waiting(poll)
             poll.has_looked = not poll.is_long
             poll.ask(pops)
+            pair.begin_pop(poll)
             self._actions.append(PollWakeup(poll))
 
     def _serve(self, pair: PollPair, now_ms: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
@@ -120,6 +121,7 @@ class PollingShell:
             target=target,
             may_park=not self.is_limited(target.group.name),
             priority_factor=target.group.priority_factor if has_levels else None,
+            max_messages=pop.max_messages,
         )
         client = ClientKey(pop.client_id, pop.owner)
         receive = self._receives[poll] = MultiBrokerReceive(self, poll, client)
@@ -392,6 +394,9 @@ class MultiBrokerReceive:
     def popped(self, reply: link_pb2.PopReply) -> bool:
         """Report the reply of the pop. Return False if its messages must go back."""
         count = sum(len(batch.indexes) for batch in reply.batches)
+        levels: Counter[int] = Counter()
+        for batch in reply.batches:
+            levels[batch.queue_id] += len(batch.indexes)
         left = None
         if reply.HasField("remaining"):
             remaining = reply.remaining
@@ -401,7 +406,7 @@ class MultiBrokerReceive:
             count=count,
             was_parked=reply.was_parked,
             now_ms=self._shell.now_ms(),
-            highest=max([batch.queue_id for batch in reply.batches], default=0),
+            levels=levels,
             left=left,
         )
         self._shell.carry_out()

@@ -256,6 +256,10 @@ class Receiver:
                 ids = _ids_of_polled(broker, target)
                 pop.group_id, pop.topic_id = ids
                 pop.level_min = step.level_min
+                pop.level_below = step.level_below
+                pop.ClearField("priority_factor")
+                if step.factor is not None:
+                    pop.priority_factor = step.factor
                 try:
                     reply = await self._pop(
                         call,

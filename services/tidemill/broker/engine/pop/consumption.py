@@ -129,12 +129,15 @@ class Consumption:
         renews: bool,
         now_ms: int,
         level_min: int = 0,
+        priority_factor: int | None = None,
+        level_below: int = 0,
     ) -> list[DeliveryBatch]:
         """Take up to `max_messages` and POP_BYTES_MAX for a group and hide them from it.
 
         Return an empty list if no message is ready, or, for a PRIORITY topic, none of `level_min`
-        or higher. Raises TopicNotFound, GroupNotFound,
-        Overloaded. It is one function because every receive calls it and its queues share a budget.
+        or higher. A `level_below` leaves out the other levels. A `priority_factor` replaces the
+        factor and the credit of the group. Raises TopicNotFound, GroupNotFound, Overloaded. It is
+        one function because every receive calls it and its queues share a budget.
         """
         group = self._catalog.groups.get(group_id)
         if group is None:
@@ -177,10 +180,19 @@ class Consumption:
                 wanted=wanted,
                 now_ms=now_ms,
                 level_min=level_min,
+                own_factor=priority_factor,
+                level_below=level_below,
             )
         sources = self._sources(subscription, is_ordered=is_ordered, now_ms=now_ms)
         if has_levels:
-            sources = self._level_turns.order(subscription, group, attempt_id, now_ms)
+            sources = self._level_turns.order(
+                subscription,
+                group,
+                attempt_id,
+                now_ms,
+                own_factor=priority_factor,
+                level_below=level_below,
+            )
         repeated = 0  # queues, the first ones
         if is_ordered and attempt_id:
             # A repeated attempt gets all its batches: they are hidden until their time ends.
@@ -219,7 +231,9 @@ class Consumption:
                 if is_full and number + 1 >= repeated:
                     break
         if has_levels and len(batches) > repeated:
-            self._level_turns.note_batch(subscription, group, batches[-1])
+            self._level_turns.note_batch(
+                subscription, group, batches[-1], has_credit=priority_factor is None
+            )
         if refusal is not None and not batches:
             raise refusal
         if is_locked and not batches:

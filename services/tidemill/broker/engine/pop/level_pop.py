@@ -12,6 +12,9 @@ subscription. A fair slot costs the factor. The first slot of a pop of several m
 unless the credit is at least twice the factor, which happens if each answer is cut to one message
 by its size. So with a factor of 50 or more, such a pop has the highest level.
 
+A proxy at several broker groups gives a pop its own factor: 100 for strict slots, 0 for the oldest
+messages below a level. Such a pop neither uses nor changes the credit (ADR 0089).
+
 With a filter, a pop first looks for one message of each queue. The queues below the first one take
 turns, so that an expensive filter hides none of them.
 
@@ -143,19 +146,28 @@ class LevelPop:
         wanted: MessageFilter,
         now_ms: int,
         level_min: int = 0,
+        own_factor: int | None = None,
+        level_below: int = 0,
     ) -> list[DeliveryBatch]:
         """Take up to `max_messages` and POP_BYTES_MAX, from up to `room` queues.
 
-        Take nothing if no level from `level_min` on has a ready message.
+        Take nothing if no level from `level_min` on has a ready message, and nothing from
+        `level_below` on, unless it is 0.
 
         The result is in the order of the levels, the highest first.
         """
         queues = self._queues(subscription, now_ms)
+        if level_below:
+            queues = [queue for queue in queues if queue.level < level_below]
         if level_min and not self._reaches(queues, level_min, wanted):
             return []
         factor = group.priority_factor
-        subscription.credit = capped_credit(subscription.credit, factor)
+        subscription.credit = credit = capped_credit(subscription.credit, factor)
+        if own_factor is not None:
+            factor = own_factor
         self._choose(subscription, queues, factor, max_messages, room, wanted)
+        if own_factor is not None:
+            subscription.credit = credit
         batches = []
         for queue in queues:
             progress = queue.progress

@@ -34,20 +34,34 @@ class LevelTurns:
         self._fair = NO_LEVEL  # the level of a fair slot; NO_LEVEL: the slot is strict
 
     def order(
-        self, subscription: PopSubscription, group: ConsumerGroup, attempt_id: str, now_ms: int
+        self,
+        subscription: PopSubscription,
+        group: ConsumerGroup,
+        attempt_id: str,
+        now_ms: int,
+        *,
+        own_factor: int | None = None,
+        level_below: int = 0,
     ) -> list[PopProgress]:
-        """Return the queues for a pop: it takes one batch from the first queue that has one."""
+        """Return the queues for a pop: it takes one batch from the first queue that has one.
+
+        A pop with its `own_factor` does not use the credit. A `level_below` of 0 is no bound.
+        """
         queues = subscription.queues[::-1]
+        if level_below:
+            queues = [one for one in queues if one.queue.queue_id < level_below]
         available = [
             progress
             for progress in queues
             if not self._ordered.is_unavailable(progress, attempt_id, now_ms)
         ]
         factor = group.priority_factor
-        subscription.credit = capped_credit(subscription.credit, factor)
+        subscription.credit = credit = capped_credit(subscription.credit, factor)
+        if own_factor is not None:
+            factor, credit = own_factor, own_factor
         self._lowest = available[-1].queue.queue_id if available else NO_LEVEL
         self._fair = NO_LEVEL
-        is_fair = factor < FACTOR_MAX and subscription.credit >= factor and len(available) > 1
+        is_fair = factor < FACTOR_MAX and credit >= factor and len(available) > 1
         if is_fair:
             oldest = min(available[1:] if factor else available, key=_first_log_offset)
             self._fair = oldest.queue.queue_id
@@ -55,12 +69,19 @@ class LevelTurns:
         return queues
 
     def note_batch(
-        self, subscription: PopSubscription, group: ConsumerGroup, batch: DeliveryBatch
+        self,
+        subscription: PopSubscription,
+        group: ConsumerGroup,
+        batch: DeliveryBatch,
+        *,
+        has_credit: bool = True,
     ) -> None:
-        """Note the batch that the pop took, and its level."""
+        """Note the batch that the pop took, and its level. Change the credit if `has_credit`."""
         factor, level, count = group.priority_factor, batch.queue_id, len(batch.indexes)
         is_fair = level == self._fair
         count_delivered(self._state, subscription, level, count, count if is_fair else 0)
+        if not has_credit:
+            return
         if is_fair:
             subscription.credit -= factor
         elif self._lowest < level:

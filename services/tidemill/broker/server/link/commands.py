@@ -303,6 +303,10 @@ def _apply_pops(
             renews=request.renews,
             wants_remaining=request.wants_remaining,
             level_min=request.level_min,
+            priority_factor=(
+                request.priority_factor if request.HasField("priority_factor") else None
+            ),
+            level_below=request.level_below,
             arrived_s=context.arrived_s,
         )
         turn.polls.filters.note(

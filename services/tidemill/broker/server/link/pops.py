@@ -244,6 +244,8 @@ def take(pop: PopPoll, turn: Turn) -> list[DeliveryBatch]:
         renews=pop.renews,
         now_ms=turn.now_ms,
         level_min=pop.level_min,
+        priority_factor=pop.priority_factor,
+        level_below=pop.level_below,
     )
 
 

@@ -53,6 +53,8 @@ class PopPoll(NamedTuple):
     renews: bool = False
     wants_remaining: bool = False  # the levels that are left of a PRIORITY topic
     level_min: int = 0  # of a PRIORITY topic
+    priority_factor: int | None = None  # None: that of the consumer group
+    level_below: int = 0  # of a PRIORITY topic; 0: no bound
     arrived_s: float = 0.0  # time.monotonic()
     is_parked: bool = False
 
