@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -212,6 +214,8 @@ def test_a_reset_moves_the_group_and_is_in_the_audit_log(
     resets = [record for record in records if record["call"] == "Admin/ResetGroupOffset"]
     assert len(resets) == 4  # at both broker groups
     assert {(each["action"], each["process"]) for each in resets} == {("Update", "admin")}
+    topics = {(each["before"]["topic"], each["after"]["topic"]) for each in resets}
+    assert topics == {("admin-reset", "admin-reset")}
 
 
 def test_a_sent_message_is_found_as_by_rest(running: Standalone, client: AdminClient) -> None:
@@ -313,6 +317,49 @@ def test_a_time_range_is_read_in_pages(running: Standalone, client: AdminClient)
     ):
         request = admin.ListMessageRequest(topic=topic, **fields)
         assert stub.QueryMessage(request, timeout=CALL_S).status.code == code
+
+
+def test_questions_to_clients_leave_records_of_accesses(
+    running: Standalone, client: AdminClient
+) -> None:
+    """The client gets the body of the message, and the caller the stack of the client."""
+    prepare(running, "admin-questions")
+    message_id = client.send("admin-questions")
+    verification = {"topic": "admin-questions", "messageId": message_id}
+    for action, body in (("verify", verification), ("stack", None)):
+        url = f"{running.admin}/api/v1/clients/admin-no-client:{action}"
+        answer = httpx.post(url, json=body, trust_env=False, timeout=CALL_S)
+        assert answer.status_code == HTTPStatus.NOT_FOUND
+    records = client.rest("audit?kind=access")["records"]
+    assert {(each["call"], each["resource"], each["action"]) for each in records} >= {
+        ("POST /clients/{client_id}:verify", "Topic:admin-questions", "Sub"),
+        ("POST /clients/{client_id}:stack", "Client:admin-no-client", "Update"),
+    }
+
+
+def test_a_small_page_with_a_rare_tag_takes_few_calls(
+    running: Standalone, client: AdminClient
+) -> None:
+    """A call reads a bounded number of times, whatever the size of the page."""
+    running.put("topics/admin-rare", queues=1)
+    for n in range(300):
+        client.send("admin-rare", b"%d" % n, tag="often")
+    client.send("admin-rare", b"rare", tag="rare")
+    pages = client.pages("admin-rare", subscription="rare", page_size=1)
+    assert [body for page in pages for body in page] == ["rare"]
+    assert len(pages) <= 2
+
+
+def test_one_address_does_not_take_all_connections(running: Standalone) -> None:
+    host, port = running.admin_grpc.rsplit(":", 1)
+    with contextlib.ExitStack() as held:
+        for _ in range(80):
+            held.enter_context(socket.create_connection((host, int(port)), timeout=CALL_S))
+        other = held.enter_context(
+            socket.create_connection((host, int(port)), CALL_S, source_address=("127.0.0.2", 0))
+        )
+        other.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))
+        assert other.recv(9)[3:4] == b"\x04", "the server sends its settings"
 
 
 def test_large_messages_fill_pages_of_four_mebibytes(
@@ -548,6 +595,12 @@ def test_a_java_consumer_prints_its_stack_and_verifies_messages(
             )
             assert stub.VerifyMessage(request, timeout=CALL_S).status.code == code
         java.wait_for("received", 2, id=good)
+    records = client.rest("audit?kind=access")["records"]
+    seen = {(each["call"], each["resource"]) for each in records}
+    assert seen >= {
+        ("Admin/PrintThreadStackTrace", f"Client:{client_id}"),
+        ("Admin/VerifyMessage", f"Topic:{name}"),
+    }
 
 
 def test_a_subscription_is_not_deleted_alone(running: Standalone, client: AdminClient) -> None:
@@ -704,6 +757,56 @@ def test_refusals_and_changes_name_the_user(
         ("viewer", "signature", "refused"),
         ("root", "signature", "ok"),
     }
+
+
+def test_the_names_of_topics_without_get_stay_unknown(
+    guarded: tuple[Standalone, grpc.Channel], certificates: Certificates
+) -> None:
+    running, channel = guarded
+    stub = admin_pb2_grpc.AdminStub(channel)
+    with rest_client(running, Path(certificates.authority), ("root", SECRET)) as rest:
+        rights = [{"resource": "Group:admin-guarded", "actions": ["Get", "Delete"]}]
+        rest.put("/users/narrow", json={"secret": SECRET, "entries": rights}).raise_for_status()
+    narrow = tuple(signed("narrow", SECRET).items())
+    group, codes = resource("admin-guarded"), []
+
+    def is_known() -> bool:
+        request = admin.QueryTimeSpanRequest(group=group)
+        return bool(ok(stub.QueryTimeSpan(request, metadata=narrow, timeout=CALL_S)))
+
+    eventually(lambda: allowed(is_known))
+    for name in ("admin-guarded", "admin-missing"):
+        topic = resource(name)
+        described = stub.DescribeGroupAccumulation(
+            admin.DescribeGroupAccumulationRequest(group=group, topics=[topic]), metadata=narrow
+        )
+        spans = stub.QueryTimeSpan(
+            admin.QueryTimeSpanRequest(group=group, topics=[topic]), metadata=narrow
+        )
+        deleted = stub.DeleteSubscription(
+            admin.DeleteSubscriptionRequest(group=group, topic=topic), metadata=narrow
+        )
+        codes.append([one.status.code for one in (described, spans, deleted)])
+    assert codes == [[v2.OK, v2.OK, v2.NOT_IMPLEMENTED]] * 2
+
+
+def test_a_caller_without_get_on_clients_sees_that_consumers_are_left_out(
+    guarded: tuple[Standalone, grpc.Channel],
+) -> None:
+    stub = admin_pb2_grpc.AdminStub(guarded[1])
+    request = admin.ListSubscriptionRequest(topic=resource("admin-guarded"))
+    for user, is_noted in (("viewer", True), ("root", False)):
+        metadata = tuple(signed(user, SECRET).items())
+        answer = ok(stub.ListSubscription(request, metadata=metadata, timeout=CALL_S))
+        assert ("consumers of other users are left out" in answer.status.message) == is_noted
+
+
+def allowed(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except grpc.RpcError:
+        return False
+    return True
 
 
 def test_reflection_needs_a_user(guarded: tuple[Standalone, grpc.Channel]) -> None:

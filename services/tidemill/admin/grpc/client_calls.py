@@ -14,6 +14,7 @@ from tidemill.admin.json.conflicts import conflicts_of
 from tidemill.admin.routes import clients
 from tidemill.common.addresses import without_brackets
 from tidemill.common.errors import BadRequest
+from tidemill.message.client_key import NO_OWNER
 from tidemill.stubs.apache.rocketmq.v2 import admin_pb2 as admin
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from tidemill.admin.json.clients import ClientListView, ClientView, SubscriptionView
 
 CUT_NOTE = f"only the first {LISTED_MAX} clients"
+HIDDEN_NOTE = (
+    "consumers of other users are left out, because they need Get on Cluster:clients; their"
+    " subscriptions have no filter and are not online"
+)
 
 
 async def list_subscription(
@@ -46,7 +51,8 @@ async def list_subscription(
                     subscription_consistency=pair not in inconsistent,
                 )
             )
-    return admin.ListSubscriptionResponse(status=_status(listed), subscription_info=infos)
+    hidden = HIDDEN_NOTE if call.access.client_owner != NO_OWNER else ""
+    return admin.ListSubscriptionResponse(status=_status(listed, hidden), subscription_info=infos)
 
 
 async def describe_subscription(
@@ -103,8 +109,8 @@ async def print_thread_stack_trace(
 ) -> admin.PrintThreadStackTraceResponse:
     """Let a client print its stack traces."""
     await _client_of_group(call, request.client_id)
-    caller = call.author.actor.text
-    printed = await clients.print_stack(request.client_id, call.brokers, caller)
+    caller, own = call.author.actor.text, call.parts.access_log
+    printed = await clients.print_stack(request.client_id, call.brokers, caller, call.author, own)
     return admin.PrintThreadStackTraceResponse(status=ok(), thread_stack_trace=printed.stack)
 
 
@@ -116,9 +122,14 @@ async def verify_message(
     if not request.message_id:
         raise BadRequest("the request has no message_id")
     verification = VerificationRequest(topic=call.topic, message_id=request.message_id)
-    caller = call.author.actor.text
     verified = await clients.verify_message(
-        request.client_id, verification, call.brokers, call.access, caller
+        request.client_id,
+        verification,
+        call.brokers,
+        call.access,
+        call.author.actor.text,
+        call.author,
+        call.parts.access_log,
     )
     if verified.consumed:
         return admin.VerifyMessageResponse(status=ok())
@@ -154,9 +165,9 @@ async def _client_of_group(call: AdminCall, client_id: str) -> ClientView:
     return client
 
 
-def _status(listed: ClientListView) -> v2.Status:
+def _status(listed: ClientListView, hidden: str = "") -> v2.Status:
     cut = CUT_NOTE if listed.next_page_token is not None else ""
-    return ok(cut, missing_note(listed.unreachable))
+    return ok(hidden, cut, missing_note(listed.unreachable))
 
 
 def _client(client: ClientView) -> admin.ClientInfo:

@@ -8,6 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from tidemill.admin.cluster import calls
 from tidemill.admin.grpc.calls import AdminCall, millis_of, missing_note, ok, refuse_lite_topic
+from tidemill.admin.http.request_access import READS
 from tidemill.admin.json import render
 from tidemill.admin.json.consumer_groups import OffsetResetRequest
 from tidemill.admin.routes import consumer_groups
@@ -106,8 +107,13 @@ async def _progress(call: AdminCall, topics: Iterable[str]) -> BrokerAnswers[pb.
 
 
 async def _check_topics(call: AdminCall, topics: Iterable[str]) -> None:
-    """Raise TopicNotFound for a topic that does not exist; progress ignores it."""
+    """Raise TopicNotFound for a topic that does not exist; progress ignores it.
+
+    A caller without Get on the topic does not learn whether it exists.
+    """
     for topic in topics:
+        if not call.access.allows_topic(READS, topic):
+            continue
         request = pb.GetTopicStatusRequest(name=topic)
         await call.brokers.call_home(calls.GET_TOPIC_STATUS, request)
 

@@ -168,6 +168,11 @@ def _new_message(request: admin.AdminSendMessageRequest) -> NewMessage:
     system = request.system_properties
     if system.HasField("lite_topic"):
         raise NotBuilt(NO_LITE_TOPICS)
+    if system.message_id:
+        raise BadRequest(
+            "the server chooses the id of the message; remove message_id. To make repeats safe, set"
+            " the property dedup-key on a topic with deduplication"
+        )
     if system.body_encoding not in {v2.ENCODING_UNSPECIFIED, v2.IDENTITY}:
         raise BadRequest("the body must have the encoding IDENTITY")
     message_type(system)  # Raises for properties that contradict each other.

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 REQUEST_BYTES_MAX: Final = 8 << 20
 HELD_BYTES_MAX: Final = 64 << 20  # of all connections
 CONNECTIONS_MAX: Final = 64  # consoles and tools of operators
+# One address does not take the connections of all others. A connection needs no credentials.
+CONNECTIONS_PER_ADDRESS_MAX: Final = 16
 LIMITS: Final = Limits(streams_max=64, held_bytes_max=16 << 20)
 
 
@@ -75,7 +77,7 @@ async def admin_grpc_server(
         tls="required" if door.tls else "off",
         tls_context=newest_context(door.tls) if door.tls else None,
         connections_max=CONNECTIONS_MAX,
-        connections_per_address_max=CONNECTIONS_MAX,
+        connections_per_address_max=CONNECTIONS_PER_ADDRESS_MAX,
         setting_names=("host (standalone: admin_host)", "admin_grpc_port"),
     )
     server = RpcServer(

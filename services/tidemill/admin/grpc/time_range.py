@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from tidemill.stubs.apache.rocketmq.v2 import admin_pb2 as admin
 
 READS_MAX: Final = 64  # of queues, for one page; a rare tag then needs several pages
+# Of one read with tags: a small page with a rare tag then needs no more calls than a large one.
+READ_MESSAGES_MAX: Final = 256
 READ_BYTES_MAX: Final = 1 << 20  # of one read of a queue; its last message may exceed it
 SCROLL_CHARS_MAX: Final = 512
 _OFFSET_MAX: Final = (1 << 63) - 1
@@ -81,7 +83,7 @@ def parse_position(text: str) -> ScrollPosition:
         position = ScrollPosition(str(broker), int(queue_id), int(offset))
         if not (0 <= position.queue_id < 1 << 31 and 0 <= position.offset <= _OFFSET_MAX):
             raise ValueError("outside the limits")
-    except (binascii.Error, ValueError, TypeError, RecursionError):
+    except (binascii.Error, ValueError, TypeError, RecursionError, OverflowError):
         raise BadRequest("scroll_id is not one of a previous answer to this query") from None
     return position
 
@@ -163,7 +165,7 @@ class TimeRangeReader:
                 topic=self._call.topic,
                 queue_id=queue.queue_id,
                 from_offset=offset,
-                max_messages=self._page.limit,
+                max_messages=self._page.limit if self._tags is None else READ_MESSAGES_MAX,
                 max_bytes=READ_BYTES_MAX,
             )
             reply = await client.call(calls.READ_MESSAGES, read)

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
+from tidemill.admin.audit.access_reports import note_access
+from tidemill.admin.audit.author import UPDATE
 from tidemill.admin.audit.controller_actions import recorded
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import Brokers
@@ -33,7 +35,15 @@ from tidemill.admin.json.clients import (
     VerificationView,
 )
 from tidemill.admin.json.conflicts import conflicts_of
-from tidemill.admin.routes import Access, Caller, ChangeAuthor, Cluster, DryRun, Namespace
+from tidemill.admin.routes import (
+    Access,
+    Caller,
+    ChangeAuthor,
+    Cluster,
+    DryRun,
+    Namespace,
+    OwnAccessLog,
+)
 from tidemill.common.errors import BrokerGroupUnreachable, ClientCannot, MessageNotFound
 from tidemill.message.client_key import NO_OWNER
 from tidemill.message.namespaces import check_namespace
@@ -135,9 +145,16 @@ async def get_client(client_id: ClientId, cluster: Cluster, access: Access) -> C
 
 @router.post("/clients/{client_id}:stack", response_model_exclude_none=True)
 async def print_stack(
-    client_id: ClientId, cluster: Cluster, caller: Caller, timeout_ms: TimeoutMs = CLIENT_TIMEOUT_MS
+    client_id: ClientId,
+    cluster: Cluster,
+    caller: Caller,
+    author: ChangeAuthor,
+    own: OwnAccessLog,
+    timeout_ms: TimeoutMs = CLIENT_TIMEOUT_MS,
 ) -> StackTraceView:
     """Print the stack traces of all threads of a client. Only Java and Go clients can do this."""
+    resource = f"Client:{client_id}"
+    note_access(own, author.actor, author.call, resource=resource, action=UPDATE)
     command = pb.ClientCommand(
         client_id=client_id, timeout_ms=timeout_ms, print_stack=pb.PrintStack(), requested_by=caller
     )
@@ -154,6 +171,8 @@ async def verify_message(
     cluster: Cluster,
     access: Access,
     caller: Caller,
+    author: ChangeAuthor,
+    own: OwnAccessLog,
 ) -> VerificationView:
     """Let a client consume a message without settling it. Only Java push consumers can do this.
 
@@ -161,14 +180,12 @@ async def verify_message(
     """
     topic, message_id = verification.topic, verification.message_id
     access.require(Action.SUB, topic_resource(topic))  # The client gets the body.
+    message = await _find_message(cluster, topic, message_id, access)
+    note_access(own, author.actor, author.call, resource=f"Topic:{topic}", action="Sub")
     command = pb.ClientCommand(
         client_id=client_id,
         timeout_ms=verification.timeout_ms,
-        verify=pb.VerifiedMessage(
-            topic=topic,
-            message=await _find_message(cluster, topic, message_id, access),
-            is_forced=verification.force,
-        ),
+        verify=pb.VerifiedMessage(topic=topic, message=message, is_forced=verification.force),
         requested_by=caller,
     )
     answer = await command_client(cluster, command)

@@ -308,6 +308,23 @@ def test_errors_of_brokers_are_codes_in_the_response(method: str) -> None:
             "QueryMessage",
             admin.ListMessageRequest(
                 topic=TOPIC,
+                scroll_id=base64.urlsafe_b64encode(b'["broker-0", 0, Infinity]').decode(),
+            ),
+            v2.BAD_REQUEST,
+            "scroll_id",
+        ),
+        (
+            "AdminSendMessage",
+            admin.AdminSendMessageRequest(
+                topic=TOPIC, body=b"x", system_properties=v2.SystemProperties(message_id="own")
+            ),
+            v2.BAD_REQUEST,
+            "message_id",
+        ),
+        (
+            "QueryMessage",
+            admin.ListMessageRequest(
+                topic=TOPIC,
                 begin_timestamp=Timestamp(seconds=2),
                 end_timestamp=Timestamp(seconds=1),
             ),

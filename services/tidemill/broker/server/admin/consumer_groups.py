@@ -191,8 +191,13 @@ class ConsumerGroupAdmin:
             before = engine.inspection.consumer_offsets(group, topic)
             queues = engine.inspection.queue_status(topic)
             if not request.dry_run:
-                states = [{"topic": request.topic, "offsets": each} for each in (before, after)]
-                with audited(engine, request, before=states[0], after=states[1]):
+                with audited(
+                    engine,
+                    request,
+                    before={"offsets": before},
+                    after={"offsets": after},
+                    place={"topic": request.topic},
+                ):
                     engine.administration.reset_offset(
                         request.group, request.topic, target, turn.now_ms
                     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tidemill.broker.engine.layout.transaction import TransactionState
@@ -50,9 +51,15 @@ def audited(
     before: Mapping[str, Any] | None = None,
     after: Mapping[str, Any] | None = None,
     action: str = "",
+    place: Mapping[str, Any] = MappingProxyType({}),
 ) -> AbstractContextManager[None]:
-    """Record the change of the block in the audit log, if the request has an author."""
-    return engine.fold.audited(change_of(request, before=before, after=after, action=action))
+    """Record the change of the block in the audit log, if the request has an author.
+
+    Both states get the fields of `place`, such as the topic of a change of a consumer group.
+    """
+    return engine.fold.audited(
+        change_of(request, before=before, after=after, action=action, place=place)
+    )
 
 
 def change_of(
@@ -61,6 +68,7 @@ def change_of(
     before: Mapping[str, Any] | None = None,
     after: Mapping[str, Any] | None = None,
     action: str = "",
+    place: Mapping[str, Any] = MappingProxyType({}),
 ) -> AuditedChange | None:
     """Return a change; None if the request does not name its author."""
     author = request.audit
@@ -68,6 +76,8 @@ def change_of(
         return None
     if before and after:
         before, after = _differences(before, after)
+    if place:
+        before, after = {**place, **(before or {})}, {**place, **(after or {})}
     return AuditedChange(author_fields(author, action=action), before=before, after=after)
 
 
