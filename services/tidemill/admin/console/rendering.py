@@ -1,4 +1,4 @@
-"""Templates and what they can call: numbers, sizes, times and ages as text."""
+"""Templates, and their filters: numbers, sizes, times and ages as text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RATE_MIN: Final = 0.1  # per second: smaller rates are not shown as numbers
 
 
 class _Templates(Environment):
-    """Templates in which `each["keys"]` is a field of a document, and never a method of `dict`."""
+    """Templates that read `each["keys"]` from a document, never from the methods of `dict`."""
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Return an item; undefined without one."""

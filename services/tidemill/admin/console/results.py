@@ -20,7 +20,7 @@ class Result(NamedTuple):
     back: str
 
 
-class _Kept(NamedTuple):
+class _KeptResult(NamedTuple):
     user: str  # the user of the action; "": without a login
     result: Result
     kept_at_s: float
@@ -31,14 +31,14 @@ class Results:
     """The newest results of this process, each for the user that performed the action."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[str, _KeptResult] = OrderedDict()
 
     def keep(self, user: str, result: Result) -> str:
         """Keep a result, and return its id."""
         while len(self._kept) >= RESULTS_MAX:
             self._kept.popitem(last=False)
         key = secrets.token_urlsafe(16)
-        self._kept[key] = _Kept(user, result, time.monotonic())
+        self._kept[key] = _KeptResult(user, result, time.monotonic())
         return key
 
     def find(self, key: str, user: str) -> Result | None:

@@ -210,11 +210,11 @@ _PATTERNS: Final = [(page, compile_path(ROOT + page.path)[0]) for page in PAGES 
 
 def _find_view(view: str) -> _View:
     """Return the page of a path with its query. Raises BadRequest."""
-    with contextlib.suppress(ValueError):  # of an address that is none
+    with contextlib.suppress(ValueError):  # of a malformed address
         found = _match_view(view)
         if found is not None:
             return found
-    raise BadRequest(f"{view[:200]!r} is no page with a live part")
+    raise BadRequest(f"{view[:200]!r} is not the address of a live page")
 
 
 def _match_view(view: str) -> _View | None:
