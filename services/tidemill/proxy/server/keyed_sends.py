@@ -98,11 +98,14 @@ class KeyedSends:
         if topic.placement.before:
             old = owners.find_old(topic, target.broker, message.key)
             if old is not None:
+                fields = read_fields(message.blob)
                 lookup = link_pb2.KeyLookup(
                     topic_id=old.topic_id,
                     key=message.key,
-                    body_crc=read_fields(message.blob).body_crc,
+                    body_crc=fields.body_crc,
                     placement=topic.placement,
+                    is_message_id=fields.key is None
+                    or topic.dedup.key_from == link_pb2.DEDUP_KEY_SOURCE_MESSAGE_ID,
                 )
                 timeout_ms = max(end_ms - now_ms(), 0)
                 found = await old.broker.link.ask(LOOK_UP_KEY, lookup, timeout_ms=timeout_ms)

@@ -12,6 +12,7 @@ from tidemill.broker.engine.dedup.deduplication import RepeatedSend
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.metadata.dedup_policy import DedupChange
+from tidemill.common.errors import DedupKeyNotFound
 from tidemill.message.dedup_key import DEDUP_PROPERTY
 from tidemill.message.encoding import encode_stored
 from tidemill.message.rules import message_type
@@ -91,3 +92,34 @@ def test_the_keys_of_message_groups_are_known_after_a_restart() -> None:
     with pytest.raises(RepeatedSend):
         send(world, "one", queue=0, group="a")
     send(world, "one", queue=0, group="b")
+
+
+@pytest.mark.parametrize("id_first", [True, False])
+def test_a_property_and_a_message_id_with_the_same_text_are_two_keys(id_first: bool) -> None:
+    world = DedupWorld(is_followed=True)
+    world.turn_on()
+    created: dict[str, str] = {"message_id": "0102FC000001"}
+    shipped: dict[str, str] = {"message_id": "0102FC000002", "key": "0102FC000001"}
+    sends = [("created", created), ("shipped", shipped)]
+    for text, options in sends if id_first else reversed(sends):
+        world.store(text, **options)
+    world.restart()
+    assert world.repeat("created", **created).message_id == "0102FC000001"
+    assert world.repeat("shipped", **shipped).message_id == "0102FC000002"
+    assert len(world.rows()) == 2
+
+
+def test_an_operator_frees_the_property_before_the_message_id() -> None:
+    world = DedupWorld(is_followed=True)
+    world.turn_on()
+    world.store("created", message_id="id-1")
+    world.store("shipped", message_id="id-2", key="id-1")
+    inspection, catalog = world.engine.key_inspection, world.engine.catalog
+    topic = catalog.topics[catalog.topic_ids[TOPIC]]
+    for message_id in ("id-2", "id-1"):
+        known = inspection.find(topic, b"id-1", "")
+        assert known.first_id == message_id
+        inspection.free(topic, known, world.now_ms)
+        world.commit()
+    with pytest.raises(DedupKeyNotFound):
+        inspection.find(topic, b"id-1", "")

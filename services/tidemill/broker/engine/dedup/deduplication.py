@@ -44,6 +44,7 @@ _TYPE_AT: Final = stored_message.MESSAGE_TYPE_AT
 _TRANSACTION: Final = stored_message.TYPE_TRANSACTION
 _MESSAGE_ID, _PROPERTY = DedupKeySource.MESSAGE_ID, DedupKeySource.PROPERTY
 _REPLACE: Final = DedupMode.REPLACE
+_OF_MESSAGE_ID: Final = 0x8000  # in the scope of a key, beside the size of the message group
 # Makes a named tuple without a call of Python code: every keyed send makes two.
 _tuple = tuple.__new__
 
@@ -129,7 +130,7 @@ class Deduplication:
             return False  # `admit` rejects it.
         if key is None:
             return False
-        hash_ = self.hash_of(topic_id, fields.message_group, key)
+        hash_ = self.hash_of(topic_id, fields.message_group, *key)
         return self.find_known(topic_id, policy, hash_) is not None
 
     def admit(
@@ -149,7 +150,8 @@ class Deduplication:
         except ValueError as error:
             raise MessageCorrupted(f"the message is not well-formed: {error}") from None
         message_id, group, key, body_crc = fields
-        if key is None or policy.key_from is _MESSAGE_ID:
+        is_message_id = key is None or policy.key_from is _MESSAGE_ID
+        if key is None or is_message_id:
             if policy.key_from is _PROPERTY:
                 return None
             key = message_id
@@ -157,7 +159,7 @@ class Deduplication:
             check_key(key)
         topic_id, tables = topic.id, self.tables
         table, now_ms = tables.tables[topic_id], tables.clock.now_ms
-        hash_ = self.hash_of(topic_id, group, key)
+        hash_ = self.hash_of(topic_id, group, key, is_message_id)
         row = table.find(hash_)
         if row is not None and row.pin > 0:
             row = self._without_stale_pin(row, policy)
@@ -196,15 +198,16 @@ class Deduplication:
             return None
         try:
             fields = read_fields(blob)
-            key = _key_of(topic.dedup, fields)
+            found = _key_of(topic.dedup, fields)
         except (ValueError, IllegalPropertyKey):
             return None  # Only intact properties are left, or the setting has changed.
-        if key is None:
+        if found is None:
             return None
+        key, is_message_id = found
         group = fields.message_group
         if not group and self._owner_of(topic.placement.groups, key) != self._catalog.broker_name:
             return None  # The owner may have stored another message with it.
-        hash_ = self.hash_of(topic.id, group, key)
+        hash_ = self.hash_of(topic.id, group, key, is_message_id)
         if self.find_known(topic.id, topic.dedup, hash_) is not None:
             raise Conflict(
                 f"another message of topic {topic.name} has the dedup key of this one; free the"
@@ -212,14 +215,17 @@ class Deduplication:
             )
         return DedupKey(hash_, fields.body_crc, self.tables.clock.now_ms, key[:KEY_BYTES_MAX])
 
-    def look_up(self, topic: Topic, key: bytes, body_crc: int, *, version: int) -> KeyLookup:
+    def look_up(
+        self, topic: Topic, key: bytes, body_crc: int, *, version: int, is_message_id: bool = False
+    ) -> KeyLookup:
         """Look up a key without a message group for a proxy that has the list `version`.
 
         A key that is unknown here is never taken here by this list, because the new owner may take
         it from now on. Raises KeyOwnerChanged if the list here has another version.
         """
         policy = self._checked_policy(topic, version)
-        row = self.find_known(topic.id, policy, self.hash_of(topic.id, b"", key))
+        hash_ = self.hash_of(topic.id, b"", key, is_message_id)
+        row = self.find_known(topic.id, policy, hash_)
         self.lookups["unknown" if row is None else "known"] += 1
         if row is None:
             return KeyLookup()
@@ -272,14 +278,18 @@ class Deduplication:
             return row
         return None if policy.mode is _REPLACE else row._replace(pin=NO_PIN)
 
-    def hash_of(self, topic_id: TopicId, message_group: bytes, key: bytes) -> bytes:
-        """Return the hash of a key, with its scope."""
+    def hash_of(
+        self, topic_id: TopicId, message_group: bytes, key: bytes, is_message_id: bool
+    ) -> bytes:
+        """Return the hash of a key, with its scope.
+
+        A message id and a property with the same text are two keys. Otherwise a message whose
+        property is the id of another message would not be stored.
+        """
         hasher = self._hashers.get(topic_id) or self._hasher_of(topic_id)
         hasher = hasher.copy()
-        if message_group:
-            hasher.update(len(message_group).to_bytes(2, "big") + message_group + key)
-        else:
-            hasher.update(b"\0\0" + key)
+        scope = len(message_group) | (_OF_MESSAGE_ID if is_message_id else 0)
+        hasher.update(scope.to_bytes(2, "big") + message_group + key)
         return hasher.digest()
 
     def _hasher_of(self, topic_id: TopicId) -> blake2b:
@@ -388,9 +398,12 @@ class Deduplication:
         return bool(self._sweeping)
 
 
-def _key_of(policy: DedupPolicy, fields: KeyFields) -> bytes | None:
-    """Return the key of a message; None if it is not checked. Raises IllegalPropertyKey."""
+def _key_of(policy: DedupPolicy, fields: KeyFields) -> tuple[bytes, bool] | None:
+    """Return the key of a message and whether it is the message id; None if it is not checked.
+
+    Raises IllegalPropertyKey.
+    """
     key_from = policy.key_from
     if fields.key is not None and key_from is not _MESSAGE_ID:
-        return check_key(fields.key)
-    return None if key_from is _PROPERTY else fields.message_id
+        return check_key(fields.key), False
+    return None if key_from is _PROPERTY else (fields.message_id, True)

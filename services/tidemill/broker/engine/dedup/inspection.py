@@ -69,11 +69,18 @@ class KeyInspection:
         )
 
     def find(self, topic: Topic, key: bytes, message_group: str) -> KnownKey:
-        """Return a key that is not free. Raises DedupKeyNotFound."""
+        """Return a key that is not free: of the property, else of a message id.
+
+        Raises DedupKeyNotFound.
+        """
         policy, clock = topic.dedup, self._tables.clock
         assert policy is not None, "the caller has checked it"
-        hash_ = self._deduplication.hash_of(topic.id, message_group.encode(), key)
-        row = self._deduplication.find_known(topic.id, policy, hash_)
+        row = None
+        for is_message_id in (False, True):
+            hash_ = self._deduplication.hash_of(
+                topic.id, message_group.encode(), key, is_message_id
+            )
+            row = row or self._deduplication.find_known(topic.id, policy, hash_)
         if row is None:
             raise DedupKeyNotFound(
                 f"no message of topic {topic.name} has this dedup key at this broker group, or its"

@@ -7,7 +7,8 @@ The part KEYED follows all other parts of the body:
     │ hash, 16 bytes │ body_crc u32 │ taken_at_ms i64│ key_size u8 │ key │   big-endian
     └────────────────┴──────────────┴────────────────┴─────────────┴─────┘
 
-`hash` is a keyed hash over the scope and the key. `body_crc` is the CRC-32 of the body of the
+`hash` is a keyed hash over the scope and the key: topic, message group, and whether the key is a
+message id. `body_crc` is the CRC-32 of the body of the
 message. `taken_at_ms` is the time of the key by the clock of deduplication, which does not follow
 steps of the wall clock. A message that replaces a delayed message repeats the time of the first.
 

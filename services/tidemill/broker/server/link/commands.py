@@ -561,7 +561,11 @@ def _look_up_key(request: pb.KeyLookup, turn: Turn) -> KeyLookup:
     placement = config_frames.read_key_placement(request.placement)
     topic = engine.key_spreads.fence(topic, placement, turn.now_ms)
     return engine.deduplication.look_up(
-        topic, request.key, request.body_crc, version=placement.version
+        topic,
+        request.key,
+        request.body_crc,
+        version=placement.version,
+        is_message_id=request.is_message_id,
     )
 
 
