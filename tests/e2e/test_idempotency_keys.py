@@ -186,6 +186,23 @@ def test_a_repeat_of_a_delayed_message_has_its_timer(rest: SendApi) -> None:
     assert rest.send("idem-orders", "later", delayMs=HOUR_MS).status_code == HTTPStatus.CREATED
 
 
+def test_a_share_of_all_memory_is_stored_with_a_warning(running: Standalone, rest: SendApi) -> None:
+    rest.send("idem-orders", "of-others")
+    bound = rest.http.get("/topics/idem-orders/dedup").json()["bytesMax"]
+    try:
+        put = rest.http.put("/topics/idem-share", json={"dedup": {"memoryBytes": bound}})
+        assert put.raise_for_status().json()["warning"].startswith("topics without a share have 0")
+        shown = rest.http.get("/topics/idem-orders/dedup").raise_for_status().json()
+        assert shown["bytesMax"] == 0 < shown["bytes"]
+        assert rest.send("idem-orders", "one-more").status_code == HTTPStatus.TOO_MANY_REQUESTS
+        again = tidemill(running, "topic", "set", "idem-share", "--dedup-window", "5m")
+        assert "topics without a share have 0" in again.stderr
+    finally:
+        put = rest.http.put("/topics/idem-share", json={"dedup": {"memoryBytes": None}})
+    assert "warning" not in put.raise_for_status().json()
+    assert rest.send("idem-orders", "one-more").status_code == HTTPStatus.CREATED
+
+
 @pytest.mark.parametrize("key", ODD_KEYS)
 def test_a_key_is_shown_and_freed_by_its_path(rest: SendApi, key: str) -> None:
     path = f"/topics/idem-orders/dedup/{quote(key, safe='')}"

@@ -134,6 +134,14 @@ def _opened(
     took_ms = (time.monotonic_ns() - began_ns) // 1_000_000
     engine.recovery_ms, engine.recovery_cut_bytes = took_ms, report.cut_bytes
     log.info("store recovered", **report.as_fields(), took_ms=took_ms)
+    memory = engine.deduplication.memory
+    memory.count_all()
+    if memory.share_bytes > memory.memory_bytes:
+        log.warning(
+            "shares of topics exceed dedup_memory_bytes and shrink alike",
+            share_bytes=memory.share_bytes,
+            dedup_memory_bytes=memory.memory_bytes,
+        )
     try:
         yield engine
     finally:

@@ -267,6 +267,8 @@ def _put(
     topic = call(context, "PUT", f"/topics/{segment(name)}", body=given)
     before = None if topic["isNew"] else topic.get("before", topic)
     say(context, topic, f"topic {name}: {change_text(before, topic)}")
+    if "warning" in topic:
+        warn(topic["warning"])
     if topic["messageType"] in UNSERVED:
         warn(f"{topic['messageType']} messages are not served yet; sending them is refused")
 

@@ -274,6 +274,11 @@ class TopicPutView(TopicView):
     before: TopicView | None = Field(
         None, description="The previous state. Missing if it is new or has not changed."
     )
+    warning: str | None = Field(
+        None,
+        description="A side effect on other topics. Present if the share of the memory for dedup"
+        " keys leaves less for topics without a share than they use.",
+    )
 
 
 class TopicDeletionView(Schema):

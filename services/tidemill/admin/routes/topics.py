@@ -159,6 +159,7 @@ def _put_view(reply: pb.PutTopicReply) -> TopicPutView:
     )
     if not put.is_new and reply.before != reply.topic:
         put.before = render.topic_of(reply.before)
+    put.warning = reply.warning or None
     return put
 
 

@@ -84,7 +84,11 @@ class DedupMetrics:
             memory.add_metric((topic,), table.memory_bytes)
             policy = self._rounds.engine.key_tables.policy_of(topic_id)
             share = None if policy is None else policy.memory_bytes
-            ratio = table.memory_bytes / share if share else shared_ratio
+            ratio = (
+                table.memory_bytes / deduplication.memory.bound_of_share(share)
+                if share
+                else shared_ratio
+            )
             used.add_metric((topic,), ratio)
             yield from full_parts(keys, memory, used)
         yield from (keys, memory, used)

@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from tests.support.worlds.dedup_world import WINDOW_MS, DedupWorld
+from tests.support.worlds.engine_world import TOPIC
 from tests.support.worlds.packed_worlds import floors, forget_derived_files, move_floor, pack_all
 from tidemill.broker.engine.dedup.config import DedupConfig
 from tidemill.broker.engine.dedup.deduplication import RepeatedSend
+from tidemill.broker.engine.dedup.key_table import KEY_BYTES
 from tidemill.broker.engine.layout.numbers import HalfId, TimerId
 from tidemill.broker.engine.metadata.dedup_policy import DedupKeySource, DedupMode, KeyPlacement
 from tidemill.broker.engine.metadata.membership import Home
@@ -556,9 +558,9 @@ def test_a_key_of_a_freed_message_answers_with_the_repeat() -> None:
     assert world.repeat("b", key="k")[:2] == ("id-b", 0)
 
 
-def store_new_keys(world: DedupWorld, count: int) -> None:
+def store_new_keys(world: DedupWorld, count: int, *, topic: str = TOPIC) -> None:
     for n in range(count):
-        world.store("a", key=f"new {n}", is_ended=False)
+        world.store("a", key=f"new {n}", topic=topic, is_ended=False)
 
 
 def test_memory_bounds_new_keys_only() -> None:
@@ -601,3 +603,44 @@ def test_topics_without_a_share_use_the_rest_of_the_memory_together() -> None:
     used, rest = world.engine.deduplication.memory.shared()
     assert 0 < used < both, "only the keys of the topic without a share"
     assert rest == bound - (1 << 20)
+
+
+def test_shares_shrink_alike_after_a_start_with_less_memory() -> None:
+    world = DedupWorld(dedup=DedupConfig(memory_bytes=4 << 20))
+    world.turn_on()
+    for topic in ("a", "b"):
+        world.turn_on(topic=topic, memory_bytes=2 << 20)
+    world.config = replace(world.config, dedup=DedupConfig(memory_bytes=1 << 20))
+    world.restart()
+    memory, ids = world.engine.deduplication.memory, world.engine.catalog.topic_ids
+    assert [memory.bound_of(ids[name]) for name in ("a", "b")] == [1 << 19, 1 << 19]
+    assert memory.bound_of(world.topic()) == 0
+    assert world.engine.key_inspection.usage_of(world.topic()).memory_bytes_max == 0
+    world.store("a", key="k", topic="a")
+    with pytest.raises(Overloaded, match="topics with a share have 4194304"):
+        world.store("b", key="k")
+
+
+def test_a_share_of_all_memory_takes_none_that_other_topics_use() -> None:
+    world = DedupWorld(dedup=DedupConfig(memory_bytes=1 << 20))
+    world.turn_on()
+    store_new_keys(world, 1_000)
+    catalog, deduplication = world.engine.catalog, world.engine.deduplication
+    world.turn_on(topic="small", memory_bytes=1 << 20)
+    topic = catalog.topics[catalog.topic_ids["small"]]
+    used, bound = deduplication.memory.shared()
+    assert bound == 0 < used
+    assert f"and use {used}; messages with new keys" in deduplication.share_warning(topic)
+    deduplication.memory.memory_bytes = world.engine.key_tables.memory_bytes + 100 * KEY_BYTES
+    with pytest.raises(Overloaded, match="other topics use a part of them"):
+        store_new_keys(world, 1_000, topic="small")
+    assert len(world.rows(topic="small")) >= 100
+    assert world.engine.key_tables.memory_bytes <= deduplication.memory.memory_bytes
+
+
+def test_a_share_beside_enough_memory_has_no_warning(world: DedupWorld) -> None:
+    world.store("a", key="k")
+    world.turn_on(topic="other", memory_bytes=1 << 20)
+    catalog, deduplication = world.engine.catalog, world.engine.deduplication
+    for topic in catalog.topics.values():
+        assert deduplication.share_warning(topic) == ""

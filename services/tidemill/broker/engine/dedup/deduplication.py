@@ -240,6 +240,19 @@ class Deduplication:
         self.lookups["known" if is_known else "unknown"] += 1
         return is_known
 
+    def share_warning(self, topic: Topic) -> str:
+        """Return a warning if the share of a topic has memory that others use; "": it has none."""
+        if topic.dedup is None or topic.dedup.memory_bytes is None:
+            return ""
+        used_bytes, bound_bytes = self.memory.shared()
+        if used_bytes <= bound_bytes and bound_bytes >= KEY_BYTES:
+            return ""
+        return (
+            f"topics without a share have {bound_bytes} of {self.memory.memory_bytes} bytes"
+            f" (dedup_memory_bytes) for dedup keys, and use {used_bytes}; messages with new keys of"
+            f" these topics are rejected until they use less"
+        )
+
     def _checked_policy(self, topic: Topic, version: int) -> DedupPolicy:
         """Return the deduplication of a topic. Raises KeyOwnerChanged for another list."""
         if topic.dedup is None or topic.placement.version != version:
@@ -347,17 +360,28 @@ class Deduplication:
     def _check_memory(self, topic: Topic, policy: DedupPolicy, table: KeyTable) -> None:
         """Raise Overloaded if a topic has no memory for another key."""
         share = policy.memory_bytes
+        memory = self.memory
         if share is None:
-            has_room = self.memory.has_room()
+            has_room = memory.has_room()
         else:
-            has_room = table.memory_bytes + KEY_BYTES <= share
-        if not has_room:
-            self.rejected[topic.id, "memory"] += 1
+            has_room = memory.has_room_in_share(share, table.memory_bytes)
+        if has_room:
+            return
+        self.rejected[topic.id, "memory"] += 1
+        if share is None:
             raise Overloaded(
-                f"the dedup keys use all of their {share or self.memory.memory_bytes} bytes, so"
-                f" topic {topic.name} takes no new key; shorten windowMs, raise"
-                f" dedup_memory_bytes, or send later"
+                f"the dedup keys of topics without a share use all of their memory, so topic"
+                f" {topic.name} takes no new key: of {memory.memory_bytes} bytes"
+                f" (dedup_memory_bytes), topics with a share have {memory.share_bytes}; shorten"
+                f" windowMs of a topic without a share, lower a share, raise dedup_memory_bytes, or"
+                f" send later"
             )
+        raise Overloaded(
+            f"the dedup keys of topic {topic.name} use all of their"
+            f" {memory.bound_of_share(share)} bytes, or other topics use a part of them; its share"
+            f" (memoryBytes) is {share} of {memory.memory_bytes} bytes (dedup_memory_bytes);"
+            f" shorten windowMs, raise the share or dedup_memory_bytes, or send later"
+        )
 
     # ------------------------------------------------------------ keys that are over
 

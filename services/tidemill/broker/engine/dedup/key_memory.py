@@ -17,9 +17,10 @@ class CountedTable(NamedTuple):
 
     used_bytes: int  # of a topic with a share: the share
     share_bytes: int  # 0: it has no share
+    table_bytes: int  # of its keys
 
 
-NOT_COUNTED: Final = CountedTable(0, 0)
+NOT_COUNTED: Final = CountedTable(0, 0, 0)
 
 
 @final
@@ -39,6 +40,7 @@ class KeyMemory:
         self._counted: dict[TopicId, CountedTable] = {}
         self._used_bytes = 0
         self._share_bytes = 0
+        self._table_bytes = 0
         self._full_at_ms = -1  # by the clock of keys: the last count has found no memory
 
     def has_room(self) -> bool:
@@ -57,12 +59,40 @@ class KeyMemory:
         """Return the bound of the memory for the keys of a topic."""
         self.count_all()
         own = self._counted.get(topic_id, NOT_COUNTED)
-        return own.share_bytes or self.memory_bytes - self._share_bytes
+        return self.bound_of_share(own.share_bytes) if own.share_bytes else self._shared_bound
+
+    def bound_of_share(self, share_bytes: int) -> int:
+        """Return the memory that a topic with a share may use.
+
+        If `dedup_memory_bytes` became lower than the sum of the shares, all shares shrink alike.
+        """
+        if self._share_bytes <= self.memory_bytes:
+            return share_bytes
+        return share_bytes * self.memory_bytes // self._share_bytes
+
+    def has_room_in_share(self, share_bytes: int, table_bytes: int) -> bool:
+        """Whether a topic with a share may take another key."""
+        if table_bytes + KEY_BYTES > self.bound_of_share(share_bytes):
+            return False
+        if self._used_bytes <= self.memory_bytes:
+            return True
+        # The other topics use a part of this share until their windows are over.
+        self.count_some()
+        return self._table_bytes + KEY_BYTES <= self.memory_bytes
+
+    @property
+    def share_bytes(self) -> int:
+        """The sum of the shares, as of the last count."""
+        return self._share_bytes
+
+    @property
+    def _shared_bound(self) -> int:
+        return max(self.memory_bytes - self._share_bytes, 0)
 
     def shared(self) -> tuple[int, int]:
         """Return the memory that topics without a share use together, and its bound."""
         self.count_all()
-        return self._used_bytes - self._share_bytes, self.memory_bytes - self._share_bytes
+        return self._used_bytes - self._share_bytes, self._shared_bound
 
     def count_all(self) -> None:
         """Count all tables that have changed."""
@@ -89,7 +119,8 @@ class KeyMemory:
         now = NOT_COUNTED
         if table is not None:
             share_bytes = (0 if policy is None else policy.memory_bytes) or 0
-            now = CountedTable(share_bytes or table.memory_bytes, share_bytes)
+            now = CountedTable(share_bytes or table.memory_bytes, share_bytes, table.memory_bytes)
             self._counted[topic_id] = now
         self._used_bytes += now.used_bytes - before.used_bytes
         self._share_bytes += now.share_bytes - before.share_bytes
+        self._table_bytes += now.table_bytes - before.table_bytes

@@ -110,6 +110,7 @@ class TopicAdmin:
             return pb.PutTopicReply(
                 topic=config_frames.topic_config(topic),
                 before=config_frames.topic_config(before) if before else None,
+                warning=engine.deduplication.share_warning(topic),
             )
 
         return await in_round(self._rounds, put)
