@@ -146,6 +146,7 @@ def free_dedup_key(world: World) -> None:
     freed = world.changes(resource="Topic:keyed")[0]
     # A single broker group owns all keys, so nothing changes.
     world.act("spreadTopic", "Topic:keyed", "Update", "keyed", results=())
+    assert freed["before"]["key"] == "a/b"
     assert freed["before"]["messageId"] == first["messageId"]
     assert freed["before"]["messageGroup"] == "g"
 

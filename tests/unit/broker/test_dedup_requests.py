@@ -128,7 +128,9 @@ def test_a_freed_key_is_stored_again_and_audited() -> None:
             assert (await free("k")).message_id == "id-a"
             assert await error_of(free("k")) == "DedupKeyNotFound"
             assert await error_of(free("later")) == "Conflict"
-        assert [one["call"] for one in records_of(world.world.engine)] == [AUTHOR.call]
+        [record] = records_of(world.world.engine)
+        assert record["call"] == AUTHOR.call
+        assert (record["before"]["key"], record["before"]["messageId"]) == ("k", "id-a")
         world.keyed.store("c", key="k")
         world.keyed.restart()
         world.keyed.repeat("d", key="k")

@@ -72,7 +72,11 @@ class DedupAdmin:
             known = keys.find(topic, key, request.message_group)
             keys.check_free(known)
             if not request.dry_run:
-                before = {"messageId": known.first_id, "storedAtMs": known.stored_at_ms}
+                before = {
+                    "key": request.key,
+                    "messageId": known.first_id,
+                    "storedAtMs": known.stored_at_ms,
+                }
                 if request.message_group:
                     before["messageGroup"] = request.message_group
                 with audited(engine, request, before=before):
