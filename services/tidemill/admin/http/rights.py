@@ -83,7 +83,8 @@ ROWS: Final[Mapping[str, RightsRow]] = {
     "GET /topics/{topic}/messages/{message_id}": _needs("Get Topic:{topic}"),
     "GET /topics/{topic}/queues/{queue}/messages": _needs("Get Topic:{topic}"),
     "GET /topics/{topic}/dedup": _needs("Get Topic:{topic}"),
-    "GET /topics/{topic}/dedup/{key}": _needs("Get Topic:{topic}"),
+    # It tells whether a key is known, as a search by key.
+    "GET /topics/{topic}/dedup/{key}": _needs("Get Topic:{topic}", "Sub Topic:{topic}"),
     "DELETE /topics/{topic}/dedup/{key}": _needs("Update Topic:{topic}"),
     "GET /messages/{message_id}/trace": FILTERED,
     "GET /groups": FILTERED,
