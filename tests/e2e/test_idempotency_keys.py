@@ -157,6 +157,17 @@ def test_a_send_with_a_key(rest: SendApi, case: Case) -> None:
         assert sent == {**first, "duplicate": True}
 
 
+@pytest.mark.parametrize("second", ["two-2", "two-1"])
+def test_two_headers_are_rejected(rest: SendApi, second: str) -> None:
+    before = rest.stored("idem-orders")
+    headers = [("Idempotency-Key", "two-1"), ("idempotency-key", second)]
+    path, body = "/topics/idem-orders/messages", {"body": "one"}
+    answer = rest.http.post(path, json=body, headers=headers)
+    assert answer.status_code == HTTPStatus.BAD_REQUEST
+    assert "2 headers Idempotency-Key" in answer.json()["detail"]
+    assert rest.stored("idem-orders") == before
+
+
 def test_a_key_creates_no_topic(rest: SendApi) -> None:
     refused = rest.send("idem-unknown", "k")
     assert refused.status_code == HTTPStatus.BAD_REQUEST

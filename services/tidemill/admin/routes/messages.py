@@ -116,15 +116,17 @@ def note_read(topic: TopicName, access: Access, author: ChangeAuthor, own: OwnAc
         note_access(own, author.actor, author.call, resource=f"Topic:{topic}", action="Sub")
 
 
+IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 NotedRead = Annotated[None, Depends(note_read)]
 MessageId = Annotated[str, Path(description="Id of the message, as the producer received it.")]
 
 
 def idempotency_key_of(
+    request: Request,
     header: Annotated[
         str | None,
         Header(
-            alias="Idempotency-Key",
+            alias=IDEMPOTENCY_KEY,
             description="Dedup key of the message: 1 to 255 bytes of UTF-8 without control"
             " characters. It must equal the property `dedup-key` of the body, if that is there, and"
             " the topic must have deduplication.",
@@ -132,7 +134,10 @@ def idempotency_key_of(
         ),
     ] = None,
 ) -> str | None:
-    """Return the header Idempotency-Key, which is UTF-8. Raises BadRequest."""
+    """Return the only header Idempotency-Key, which is UTF-8. Raises BadRequest."""
+    count = len(request.headers.getlist(IDEMPOTENCY_KEY))
+    if count > 1:
+        raise BadRequest(f"the request has {count} headers {IDEMPOTENCY_KEY}; send one")
     try:
         return None if header is None else header.encode("latin-1").decode()
     except UnicodeDecodeError:
