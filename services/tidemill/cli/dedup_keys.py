@@ -59,8 +59,8 @@ Window = Annotated[
     str | None,
     typer.Option(
         metavar=f"{DURATION}|{OFF}",
-        help="Store each dedup key once within this time, 1s to 24h; turns the deduplication on."
-        f" {OFF}: turn it off and forget all keys of the topic.",
+        help="Store each dedup key once within this time, 1s to 24h. Default: 2m. Each --dedup"
+        f" option turns the deduplication on. {OFF}: turn it off and forget all keys of the topic.",
     ),
 ]
 KeySource = Annotated[
@@ -90,7 +90,7 @@ Memory = Annotated[
     typer.Option(
         metavar=f"{SIZE}|{SHARED}",
         help="Own memory for dedup keys per broker group, from 1MiB."
-        f" Default: {SHARED} with other topics.",
+        f" Default: {SHARED} with other topics, which does not turn the deduplication on.",
     ),
 ]
 
@@ -101,10 +101,13 @@ def dedup_body(
     mode: DedupModeName | None,
     max_wait: str | None,
     memory: str | None,
+    *,
+    is_on: bool,
 ) -> dict[str, Json]:
     """Return the deduplication as a field of a topic in REST; empty if no option is given.
 
-    Raises BadParameter if `off` has further options.
+    `is_on` says whether the topic has deduplication. Raises BadParameter if `off` has further
+    options, and for `shared` alone if the deduplication is off.
     """
     fields: dict[str, Json] = {}
     if window not in {None, OFF}:
@@ -121,6 +124,11 @@ def dedup_body(
         if fields:
             raise typer.BadParameter(f"--dedup-window {OFF} excludes the other --dedup options")
         return {"dedup": None}
+    if not is_on and fields == {"memoryBytes": None}:
+        raise typer.BadParameter(
+            f"--dedup-memory {SHARED} changes a topic with deduplication; to turn it on, add"
+            f" --dedup-window"
+        )
     return {"dedup": fields} if fields else {}
 
 

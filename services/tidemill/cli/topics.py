@@ -202,7 +202,8 @@ def create_topic(
     }
     body["retention"] = _retention_body(retention, retention_bytes, retention_acked)
     body["transaction"] = _checks_body(first_check, check_period, check_attempts)
-    dedup = dedup_body(dedup_window, dedup_key_from, dedup_mode, dedup_max_wait, dedup_memory)
+    options = dedup_window, dedup_key_from, dedup_mode, dedup_max_wait, dedup_memory
+    dedup = dedup_body(*options, is_on=False)
     _put(context, name, body, dedup, is_forced=is_forced)
 
 
@@ -236,8 +237,10 @@ def set_topic(
     * `tidemill topic set payments --first-check 30s --check-period 1m --check-attempts 20`
     * `tidemill topic set orders --dedup-window 10m --dedup-key-from property`
     """
+    is_on = False
     if not name.startswith(DEAD_LETTER_TOPIC_PREFIX):  # Its group decides whether it may exist.
-        call(context, "GET", f"/topics/{segment(name)}")  # Ends the command if it is missing.
+        # Ends the command if it is missing.
+        is_on = "dedup" in call(context, "GET", f"/topics/{segment(name)}")
     body: dict[str, Json] = {
         "messageType": kind.value if kind else None,
         "queues": queues,
@@ -245,7 +248,8 @@ def set_topic(
     }
     body["retention"] = _retention_body(retention, retention_bytes, retention_acked)
     body["transaction"] = _checks_body(first_check, check_period, check_attempts)
-    dedup = dedup_body(dedup_window, dedup_key_from, dedup_mode, dedup_max_wait, dedup_memory)
+    options = dedup_window, dedup_key_from, dedup_mode, dedup_max_wait, dedup_memory
+    dedup = dedup_body(*options, is_on=is_on)
     _put(context, name, body, dedup, is_forced=is_forced)
 
 

@@ -29,12 +29,19 @@ TOPIC = {"name": "orders", "messageType": "NORMAL", "queues": 8}
     ],
 )
 def test_the_options_are_the_fields_of_rest(options: Any, body: dict[str, Any]) -> None:
-    assert dedup_body(*options) == body
+    assert dedup_body(*options, is_on=True) == body
+
+
+def test_shared_memory_alone_does_not_turn_the_deduplication_on() -> None:
+    with pytest.raises(typer.BadParameter, match="add --dedup-window"):
+        dedup_body(None, None, None, None, "shared", is_on=False)
+    body = dedup_body("1m", None, None, None, "shared", is_on=False)
+    assert body == {"dedup": {"windowMs": 60_000, "memoryBytes": None}}
 
 
 def test_off_excludes_the_other_options() -> None:
     with pytest.raises(typer.BadParameter, match="--dedup-window off excludes"):
-        dedup_body("off", None, DedupModeName.FIRST, None, None)
+        dedup_body("off", None, DedupModeName.FIRST, None, None, is_on=True)
 
 
 def test_a_deduplication_is_described() -> None:

@@ -45,24 +45,28 @@ class DedupPolicy:
         """Raise BadRequest if a value is outside of its bounds."""
         if not WINDOW_MS_MIN <= self.window_ms <= WINDOW_MS_MAX:
             raise BadRequest(
-                f"windowMs of a deduplication is {WINDOW_MS_MIN} to {WINDOW_MS_MAX} ms,"
-                f" not {self.window_ms}"
+                f"windowMs (--dedup-window) of a deduplication is {WINDOW_MS_MIN} to"
+                f" {WINDOW_MS_MAX} ms, not {self.window_ms}"
             )
         if self.mode is DedupMode.FIRST and self.max_wait_ms is not None:
-            raise BadRequest("maxWaitMs of a deduplication needs the mode replace")
+            raise BadRequest(
+                "maxWaitMs (--dedup-max-wait) of a deduplication needs the mode replace"
+            )
         if self.mode is DedupMode.REPLACE:
             if self.max_wait_ms is None:
-                raise BadRequest("a deduplication with the mode replace needs maxWaitMs")
+                raise BadRequest(
+                    "a deduplication with the mode replace needs maxWaitMs (--dedup-max-wait)"
+                )
             if not MAX_WAIT_MS_MIN <= self.max_wait_ms <= max_delay_ms:
                 raise BadRequest(
-                    f"maxWaitMs of a deduplication is {MAX_WAIT_MS_MIN} to {max_delay_ms} ms,"
-                    f" the maximum delay, not {self.max_wait_ms}"
+                    f"maxWaitMs (--dedup-max-wait) of a deduplication is {MAX_WAIT_MS_MIN} to"
+                    f" {max_delay_ms} ms, the maximum delay, not {self.max_wait_ms}"
                 )
         share = self.memory_bytes
         if share is not None and not MEMORY_BYTES_MIN <= share <= memory_bytes_max:
             raise BadRequest(
-                f"memoryBytes of a deduplication is {MEMORY_BYTES_MIN} to {memory_bytes_max} bytes"
-                f" (dedup_memory_bytes), not {share}"
+                f"memoryBytes (--dedup-memory) of a deduplication is {MEMORY_BYTES_MIN} to"
+                f" {memory_bytes_max} bytes (dedup_memory_bytes), not {share}"
             )
 
     def as_item(self) -> dict[str, Any]:
