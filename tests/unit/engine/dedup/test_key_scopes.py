@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -98,8 +99,8 @@ def test_the_keys_of_message_groups_are_known_after_a_restart() -> None:
 def test_a_property_and_a_message_id_with_the_same_text_are_two_keys(id_first: bool) -> None:
     world = DedupWorld(is_followed=True)
     world.turn_on()
-    created: dict[str, str] = {"message_id": "0102FC000001"}
-    shipped: dict[str, str] = {"message_id": "0102FC000002", "key": "0102FC000001"}
+    created: dict[str, Any] = {"message_id": "0102FC000001"}
+    shipped: dict[str, Any] = {"message_id": "0102FC000002", "key": "0102FC000001"}
     sends = [("created", created), ("shipped", shipped)]
     for text, options in sends if id_first else reversed(sends):
         world.store(text, **options)

@@ -8,10 +8,17 @@ from dataclasses import replace
 import pytest
 
 from tests.support.worlds.dedup_world import WINDOW_MS, DedupWorld
+from tidemill.broker.engine.dedup.deduplication import (
+    SWEPT_BLOCK_COST,
+    SWEPT_KEY_COST,
+    SWEPT_KEYS_MIN,
+)
 from tidemill.broker.engine.dedup.key_memory import COUNTED_TABLES
 from tidemill.broker.engine.dedup.key_table import KEY_BYTES, KeyTable
+from tidemill.broker.engine.dedup.tables import SWEPT_A_SLICE
 from tidemill.broker.engine.layout.dedup import NO_PIN, KeyRow, pin_of_timer
 from tidemill.broker.engine.layout.numbers import LogOffset, TimerId, TopicId
+from tidemill.broker.engine.metadata.dedup_policy import DedupMode
 from tidemill.common.errors import Overloaded
 
 TOPICS = 3_000
@@ -142,3 +149,50 @@ def test_keys_from_a_snapshot_are_swept() -> None:
     world.advance(WINDOW_MS)
     world.run_due()
     assert world.engine.key_tables.key_count == 0
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_the_counts_of_a_topic_end_with_its_deduplication(is_deleted: bool) -> None:
+    world = DedupWorld()
+    world.turn_on(mode=DedupMode.REPLACE, max_wait_ms=60_000)
+    due_at_ms = world.now_ms + 30_000
+    for text in "ab":
+        world.store(text, key="later", due_at_ms=due_at_ms)
+    world.store("c", key="k")
+    world.repeat("d", key="k")
+    deduplication = world.engine.deduplication
+    deduplication.rejected[world.topic(), "memory"] += 1
+    counts = (
+        deduplication.hits,
+        deduplication.mismatches,
+        deduplication.rejected,
+        deduplication.replaced,
+    )
+    assert all(counts)
+    if is_deleted:
+        world.engine.administration.delete_topic("orders", world.now_ms)
+    else:
+        world.turn_off()
+    deduplication.memory.count_all()
+    assert not any(counts)
+
+
+def test_a_slice_of_the_sweep_removes_a_bounded_number_of_keys() -> None:
+    world = DedupWorld()
+    topics = [f"t{n}" for n in range(3)]
+    # The first table leaves some of a slice for the second one.
+    count = (SWEPT_A_SLICE - 2 * SWEPT_BLOCK_COST) // SWEPT_KEY_COST
+    for topic in topics:
+        world.turn_on(topic=topic, window_ms=1_000)
+        for n in range(count):
+            world.store("a", key=f"k{n}", topic=topic, is_ended=False)
+    world.commit()
+    world.now_ms += 3_000
+    world.note_round()
+    removed, is_due = [], True
+    while is_due:
+        before = world.engine.key_tables.key_count
+        is_due = world.engine.deduplication.sweep()
+        removed.append(before - world.engine.key_tables.key_count)
+    assert sum(removed) == count * len(topics)
+    assert max(removed) <= SWEPT_A_SLICE // SWEPT_KEY_COST + SWEPT_KEYS_MIN

@@ -39,7 +39,10 @@ from tidemill.message import stored_message
 from tidemill.message.dedup_key import KeyFields, check_key, owner_of_key, read_fields
 
 SWEEP_PERIOD_MS: Final = 1_000
-SWEPT_BLOCK_COST: Final = 50  # the look at a block takes as long as the removal of so many keys
+SWEPT_KEYS_MIN: Final = 20  # of a table whose blocks take the rest of a slice
+# In looks at a table, of about a microsecond each.
+SWEPT_KEY_COST: Final = 4  # of the removal of a key
+SWEPT_BLOCK_COST: Final = 50  # of the look at a block
 _TYPE_AT: Final = stored_message.MESSAGE_TYPE_AT
 _TRANSACTION: Final = stored_message.TYPE_TRANSACTION
 _MESSAGE_ID, _PROPERTY = DedupKeySource.MESSAGE_ID, DedupKeySource.PROPERTY
@@ -95,7 +98,7 @@ class Deduplication:
         self._firsts = firsts
         self._catalog = catalog
         self._log = log
-        self.memory = KeyMemory(tables, config.memory_bytes)
+        self.memory = KeyMemory(tables, config.memory_bytes, on_forgotten=self._forget_counts)
         self._hashers: dict[TopicId, blake2b] = {}
         self._sweep_at_ms = 0  # by the clock of keys
         self._sweeping: list[TopicId] = []
@@ -115,6 +118,16 @@ class Deduplication:
         self.tables.settle()
         self.tables.clock.restart()
         self.memory.count_all()
+
+    def _forget_counts(self, topic_id: TopicId) -> None:
+        """Forget the counts of a topic without deduplication."""
+        for kind in ("committed", "in_flight"):
+            self.hits.pop((topic_id, kind), None)
+        for reason in ("memory", "version"):
+            self.rejected.pop((topic_id, reason), None)
+        self.replaced.pop(topic_id, None)
+        self.mismatches.pop(topic_id, None)
+        self._hashers.pop(topic_id, None)
 
     # ------------------------------------------------------------ sends
 
@@ -310,8 +323,6 @@ class Deduplication:
         secret = self._catalog.handle_secret
         hasher = blake2b(key=secret, digest_size=HASH_SIZE, person=b"dedup key")
         hasher.update(topic_id.to_bytes(4, "big"))
-        for known in [id_ for id_ in self._hashers if id_ not in self.tables.tables]:
-            del self._hashers[known]
         self._hashers[topic_id] = hasher
         return hasher
 
@@ -415,7 +426,8 @@ class Deduplication:
                 if table.is_sweep_due(over_ms):
                     left -= SWEPT_BLOCK_COST * min(table.block_count(), BLOCKS_A_SWEEP)
                     self.tables.changed.add(table.topic_id)
-                    left -= table.sweep(over_ms=over_ms, limit=SWEPT_A_SLICE)
+                    limit = max(left // SWEPT_KEY_COST, SWEPT_KEYS_MIN)
+                    left -= SWEPT_KEY_COST * table.sweep(over_ms=over_ms, limit=limit)
                     if table.end_sweep() is None:
                         return True
             self._sweeping.pop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple, final
 
 from tidemill.broker.engine.dedup.key_table import KEY_BYTES
@@ -30,7 +31,11 @@ class KeyMemory:
     A count looks only at the tables that have changed since the last one.
     """
 
-    def __init__(self, tables: KeyTables, memory_bytes: int) -> None:
+    def __init__(
+        self, tables: KeyTables, memory_bytes: int, *, on_forgotten: Callable[[TopicId], None]
+    ) -> None:
+        """`on_forgotten` gets each topic whose table is deleted, at its next count."""
+        self._on_forgotten = on_forgotten
         self.memory_bytes = memory_bytes
         # For new keys until the next count. Each takes `KEY_BYTES`.
         self.rest_bytes = 0
@@ -121,6 +126,8 @@ class KeyMemory:
             share_bytes = (0 if policy is None else policy.memory_bytes) or 0
             now = CountedTable(share_bytes or table.memory_bytes, share_bytes, table.memory_bytes)
             self._counted[topic_id] = now
+        else:
+            self._on_forgotten(topic_id)
         self._used_bytes += now.used_bytes - before.used_bytes
         self._share_bytes += now.share_bytes - before.share_bytes
         self._table_bytes += now.table_bytes - before.table_bytes

@@ -32,7 +32,7 @@ from tidemill.broker.engine.metadata.dedup_policy import DedupMode, DedupPolicy
 
 # Of a follower and a replay: after so many keys, as many rows twice over are looked at.
 FOLLOWED_KEYS: Final = 512
-SWEPT_A_SLICE: Final = 1_000  # keys, about 1 ms
+SWEPT_A_SLICE: Final = 1_000  # looks at tables, about 1 ms of CPU time
 ROWS_A_SLICE: Final = 512
 # Of a topic's item, by the clock of keys: when it was recorded, and the last time whose keys are
 # free, because their window was over before it became longer.
