@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import pytest
 
 from tests.support.clients.api import POLL_MS_MIN, api, message
+from tests.support.clients.commands import tidemill
 from tests.support.processes.processes import Standalone, standalone
 from tidemill.common.clock import SystemClock
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -114,11 +115,16 @@ def test_a_send_replaces_a_delayed_message(running: Standalone) -> None:
     assert asyncio.run(bodies(running, topic)) == ["now"]
 
 
+def dedup_key(running: Standalone, topic: str) -> dict[str, Any]:
+    found: dict[str, Any] = running.get(f"topics/{topic}/dedup/k")
+    return found
+
+
 def test_a_repeat_of_a_half_message_gets_its_transaction_id(running: Standalone) -> None:
     topic = "dedup-halves"
     running.put(f"topics/{topic}", messageType="TRANSACTION", dedup={})
 
-    async def run() -> None:
+    async def run() -> str:
         async with api(running.grpc) as client:
             entries = []
             for message_id in ("a", "b"):
@@ -127,8 +133,17 @@ def test_a_repeat_of_a_half_message_gets_its_transaction_id(running: Standalone)
                 entries.append(of(await client.send(half)))
             assert entries[1] == entries[0]
             assert entries[0].transaction_id
+            return entries[0].transaction_id
 
-    asyncio.run(run())
+    transaction_id = asyncio.run(run())
+    assert dedup_key(running, topic)["transactionId"] == transaction_id
+    assert transaction_id in tidemill(running, "dedup-key", "show", topic, "k").stdout
+    url = f"{running.admin}/api/v1/topics/{topic}/dedup/k"
+    refused = httpx.delete(url, trust_env=False, timeout=30)
+    assert refused.status_code == 409
+    assert "roll it back, which frees the key" in refused.json()["detail"]
+    tidemill(running, "transaction", "commit", transaction_id, "--yes")
+    assert "transactionId" not in dedup_key(running, topic)
 
 
 def test_the_setting_is_checked(running: Standalone) -> None:

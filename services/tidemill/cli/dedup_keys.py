@@ -183,6 +183,7 @@ def show_key(
         ("stored at", utc(found["storedAtMs"])),
         ("window ends at", end),
         ("pending timer", found.get("timerId")),
+        ("open transaction", found.get("transactionId")),
         ("broker", found["broker"]),
     ]
     show(context, found, ("NAME", "VALUE"), [row for row in rows if row[1] is not None])
@@ -202,7 +203,8 @@ def delete_key(
 ) -> None:
     """Free a dedup key, so that the next message with it is stored.
 
-    The key of a pending delayed message stays: cancel its timer instead.
+    The key of a pending delayed message or of an open half message stays: cancel its timer, or roll
+    its transaction back instead.
 
     Example: tidemill dedup-key delete orders order-17 --yes
     """

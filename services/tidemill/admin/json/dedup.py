@@ -63,6 +63,9 @@ class DedupKeyView(Schema):
         " half message is known also after it."
     )
     timer_id: int | None = Field(None, description="Timer of the pending delayed message.")
+    transaction_id: str | None = Field(
+        None, description="Id of the transaction whose half message is open."
+    )
     unreachable: list[str] | None = UNREACHABLE
 
 

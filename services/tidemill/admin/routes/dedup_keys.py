@@ -166,4 +166,5 @@ def _key_of(
         "stored_at_ms": status.stored_at_ms,
         "window_end_ms": status.window_end_ms,
         "timer_id": status.timer_id if status.HasField("timer_id") else None,
+        "transaction_id": status.transaction_id or None,
     }

@@ -99,12 +99,13 @@ class KeyInspection:
     def check_free(self, known: KnownKey) -> None:
         """Raise Conflict if a key cannot be freed: another message could then have it, too."""
         if known.row.pin != NO_PIN:
-            what = (
-                f"the delayed message of the key (timer {known.timer_id}) is pending: cancel it"
+            raise Conflict(
+                f"the delayed message of the key (timer {known.timer_id}) is pending: cancel it,"
+                f" which frees the key"
                 if known.timer_id is not None
-                else "the half message of the key is open: commit it or roll it back"
+                else "the half message of the key is open: roll it back, which frees the key, or"
+                " free the key after the commit; `tidemill dedup-key show` prints the transaction"
             )
-            raise Conflict(f"{what}, which frees the key")
 
     def free(self, topic: Topic, known: KnownKey, now_ms: int) -> None:
         """Free a key. Raises Conflict as `check_free`."""

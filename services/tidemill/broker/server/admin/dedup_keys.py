@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, final
 import structlog
 
 from tidemill.broker.server.admin.lookup import find_topic
+from tidemill.broker.server.admin.transactions import signer_of
 from tidemill.broker.server.round.rpc import in_round, read_in_round
 from tidemill.broker.server.wire import config_frames
 from tidemill.broker.server.wire.audit_facts import audited
@@ -57,9 +58,8 @@ class DedupAdmin:
 
         def get(engine: Engine, _turn: Turn) -> pb.DedupKeyStatus:
             topic = _checked_topic(engine, request.topic)
-            return _status(
-                engine.key_inspection.find(topic, _key(request.key), request.message_group)
-            )
+            known = engine.key_inspection.find(topic, _key(request.key), request.message_group)
+            return _status(engine, topic, known)
 
         return await read_in_round(self._rounds, get)
 
@@ -81,7 +81,7 @@ class DedupAdmin:
                     before["messageGroup"] = request.message_group
                 with audited(engine, request, before=before):
                     keys.free(topic, known, turn.now_ms)
-            return _status(known)
+            return _status(engine, topic, known)
 
         reply = await in_round(self._rounds, free)
         if not request.dry_run:
@@ -112,7 +112,10 @@ def _key(text: str) -> bytes:
     return key
 
 
-def _status(known: KnownKey) -> pb.DedupKeyStatus:
+def _status(engine: Engine, topic: Topic, known: KnownKey) -> pb.DedupKeyStatus:
+    transaction_id = ""
+    if known.half_id is not None and known.first_id:
+        transaction_id = signer_of(engine).sign(known.half_id, topic.name, known.first_id)
     return pb.DedupKeyStatus(
         message_id=known.first_id,
         stored_at_ms=known.stored_at_ms,
@@ -120,4 +123,5 @@ def _status(known: KnownKey) -> pb.DedupKeyStatus:
         timer_id=known.timer_id,
         half_id=known.half_id or 0,
         body_crc=known.row.body_crc,
+        transaction_id=transaction_id,
     )

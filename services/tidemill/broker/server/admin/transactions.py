@@ -106,7 +106,7 @@ class TransactionAdmin:
             else:
                 recovered_id = _change(engine, turn, before, request)
             transactions = engine.transactions
-            render = functools.partial(_transaction, signer=_signer(engine))
+            render = functools.partial(_transaction, signer=signer_of(engine))
             reply = pb.ChangeTransactionReply(
                 before=render(before),
                 after=render(transactions.status(before.half_id)),
@@ -194,18 +194,19 @@ class TransactionAdmin:
         return search
 
     def _rendered(self, found: Iterable[TransactionStatus]) -> list[pb.Transaction]:
-        signer = _signer(self._rounds.engine)
+        signer = signer_of(self._rounds.engine)
         return [_transaction(status, signer) for status in found]
 
 
-def _signer(engine: Engine) -> TransactionSigner:
+def signer_of(engine: Engine) -> TransactionSigner:
+    """Return the signer of the transaction ids of a broker group."""
     return TransactionSigner(engine.catalog.handle_secret, engine.catalog.broker_name)
 
 
 def _find(engine: Engine, transaction_id: str) -> TransactionStatus:
     """Return the transaction of an id, which is verified. Raises TransactionNotFound."""
     half_id = half_id_of(transaction_id)
-    signer = _signer(engine)
+    signer = signer_of(engine)
     if not transaction_id.startswith(signer.mark) or half_id > HALF_ID_MAX:
         raise TransactionNotFound("no broker group of this cluster issued the transaction id")
     status = engine.transactions.status(HalfId(half_id))
