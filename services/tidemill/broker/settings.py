@@ -306,7 +306,8 @@ class BrokerSettings(FeatureLevelSettings, ClusterTlsSettings):
         ge=MIB,
         le=4 << 30,
         description="Limit of the memory for dedup keys. Beyond it messages with new keys are"
-        " rejected. A key takes at most 54 bytes.",
+        " rejected. A key takes at most 54 bytes, and that of a pending delayed message or an"
+        " open half message at most 68.",
     )
 
     pending_bytes_max: int = Field(

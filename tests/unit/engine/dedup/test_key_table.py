@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from tidemill.broker.engine.dedup.key_table import KeyTable
-from tidemill.broker.engine.layout.dedup import HASH_SIZE, NO_PIN, KeyRow
+from random import Random
+
+import pytest
+
+from tidemill.broker.engine.dedup.key_table import KEY_BYTES, PINNED_KEY_BYTES, KeyTable
+from tidemill.broker.engine.layout.dedup import HASH_SIZE, NO_PIN, KeyRow, pin_of_timer
 from tidemill.broker.engine.layout.numbers import LogOffset, TopicId
+from tidemill.broker.settings import BrokerSettings
 
 
 def hash_of(number: int) -> bytes:
@@ -47,3 +52,16 @@ def test_a_key_is_replaced_whatever_was_looked_up_before() -> None:
         row_of(1, taken_at_ms=1_002),
         KeyRow(missing, LogOffset(7), 1_003, 3, NO_PIN),
     ]
+
+
+@pytest.mark.parametrize(("is_pinned", "limit"), [(False, KEY_BYTES), (True, PINNED_KEY_BYTES)])
+def test_a_key_takes_at_most_the_documented_memory(is_pinned: bool, limit: int) -> None:
+    table, random = KeyTable(TopicId(1)), Random(1)
+    most = 0.0
+    for number in range(40_000):
+        pin = pin_of_timer(number) if is_pinned else NO_PIN
+        table.put(KeyRow(random.randbytes(HASH_SIZE), LogOffset(number), 1_000, 0, pin))
+        if number >= 1_000:
+            most = max(most, table.memory_bytes / (number + 1))
+    assert limit - 6 < most <= limit
+    assert f"at most {limit}" in str(BrokerSettings.model_fields["dedup_memory_bytes"].description)
