@@ -289,6 +289,26 @@ def test_moved_keys_wait_for_their_old_owner_and_others_go_on(running: Standalon
     assert sum(stored(running).values()) == len(free) + len(moved)
 
 
+def test_a_spread_after_a_drain_serves_the_keys_of_the_draining_owner(running: Standalone) -> None:
+    running.put(f"topics/{TOPIC}", dedup={"windowMs": HOUR_MS}, queues=2)
+    keys = [f"k{n}" for n in range(COUNT)]
+    asyncio.run(send_all(running, keys))
+    owned = next(key for key in keys if owner_before(key) == "broker-1")
+    tidemill(running, "broker-group", "drain", "broker-1", "--yes")
+
+    async def repeat() -> v2.Code.ValueType:
+        async with api(running.grpc, call_s=30) as client:
+            return await send(client, owned, "during the drain")
+
+    eventually(lambda: asyncio.run(repeat()) in RETRYABLE)
+    tidemill(running, "topic", "spread", TOPIC)
+    before = stored(running)
+    asyncio.run(send_all(running, keys, "after the spread"))
+    assert stored(running) == before
+    asyncio.run(send_all(running, [f"new {n}" for n in range(COUNT)]))
+    assert stored(running) == {**before, "broker-0": before["broker-0"] + COUNT}
+
+
 def test_a_spread_ends_when_the_windows_of_all_older_keys_are_over(running: Standalone) -> None:
     running.put(f"topics/{TOPIC}", dedup={"windowMs": 1_000}, queues=2)
     end_draining(running)

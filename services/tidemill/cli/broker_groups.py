@@ -121,8 +121,12 @@ def drain_broker_group(
 ) -> None:
     """Stop new messages to a broker group, so that it can be removed when it is empty.
 
-    Consumers continue to receive its messages. Sends to message groups that are placed there are
-    rejected until it is removed. `tidemill broker-group add` ends the drain.
+    Consumers continue to receive its messages. Until it is removed, these sends are rejected:
+    * to message groups that are placed there
+    * with a dedup key that it owns, also repeats. Right after the drain, give the keys of each
+      topic with deduplication to other owners: `tidemill topic spread TOPIC`.
+
+    `tidemill broker-group add` ends the drain.
 
     Examples:
     * `tidemill broker-group drain broker-1 --dry-run`
@@ -137,8 +141,9 @@ def drain_broker_group(
     if not is_sure:
         call(context, "POST", path, query={"dryRun": "true"})
         confirm(
-            f"Stop new messages to {name}? Message groups that are placed there wait until it is"
-            f" removed."
+            f"Stop new messages to {name}? Until it is removed, sends to message groups that are"
+            f" placed there are rejected. Sends with its dedup keys are rejected until `tidemill"
+            f" topic spread` gives the keys of each topic to other owners."
         )
     done = call(context, "POST", path)
     if not is_waiting:
