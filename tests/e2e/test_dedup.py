@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -16,6 +19,7 @@ from tidemill.common.clock import SystemClock
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
+ROOT: Final = Path(__file__).resolve().parents[2]
 KEY: Final = "dedup-key"
 HOUR_MS: Final = 3_600_000
 
@@ -144,6 +148,24 @@ def test_a_repeat_of_a_half_message_gets_its_transaction_id(running: Standalone)
     assert "roll it back, which frees the key" in refused.json()["detail"]
     tidemill(running, "transaction", "commit", transaction_id, "--yes")
     assert "transactionId" not in dedup_key(running, topic)
+
+
+def test_the_commands_of_the_page_work_on_an_empty_machine(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "deduplication.md").read_text()
+    lines = [
+        line.partition("  #")[0]
+        for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+        for line in block.splitlines()
+        if line.startswith("tidemill ")
+    ]
+    assert len(lines) >= 7
+    with standalone(tmp_path / "data") as started:
+        for line in lines:
+            words = shlex.split(line)[1:]
+            if words[:2] == ["dedup-key", "delete"]:
+                words.append("--yes")  # It asks, and there is no terminal.
+            done = tidemill(started, *words)
+            assert done.returncode == 0, (line, done.stderr)
 
 
 def test_the_setting_is_checked(running: Standalone) -> None:
