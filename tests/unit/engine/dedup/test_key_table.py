@@ -6,10 +6,12 @@ from random import Random
 
 import pytest
 
-from tidemill.broker.engine.dedup.key_table import KEY_BYTES, PINNED_KEY_BYTES, KeyTable
+from tidemill.broker.engine.dedup.key_table import KEY_BYTES, KeyTable
 from tidemill.broker.engine.layout.dedup import HASH_SIZE, NO_PIN, KeyRow, pin_of_timer
 from tidemill.broker.engine.layout.numbers import LogOffset, TopicId
 from tidemill.broker.settings import BrokerSettings
+
+PINNED_KEY_BYTES = 68  # with the share of a pin in its index
 
 
 def hash_of(number: int) -> bytes:

@@ -17,7 +17,6 @@ _PIN_FACTOR: Final = 0x9E3779B1
 _MASK: Final = (1 << 8 * MARK_SIZE) - 1
 # A key takes its row and its share of a part of the index that is at least half full.
 KEY_BYTES: Final = 54
-PINNED_KEY_BYTES: Final = 68  # with its share of a part of the index of pins
 REBUILT_ROWS_MAX: Final = 2_048  # an index that is far too large is built again, in a millisecond
 MISSING: Final = -1
 BLOCKS_A_SWEEP: Final = 16  # under a millisecond
