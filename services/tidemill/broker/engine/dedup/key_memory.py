@@ -26,7 +26,7 @@ NOT_COUNTED: Final = CountedTable(0, 0, 0)
 
 @final
 class KeyMemory:
-    """The memory of all dedup keys, and what is left for topics without a share.
+    """The memory of all dedup keys, and the rest for topics without a share.
 
     A count looks only at the tables that have changed since the last one.
     """
