@@ -67,7 +67,8 @@ def test_a_group_is_created_shown_changed_and_deleted(api: Client) -> None:
     }
     expected = {"name": "life", "startFrom": "earliest", "priorityFactor": 90, **body}
     assert api.put("/groups/life", json=body).json() == {**expected, "isNew": True}
-    assert api.get("/groups/life").json() == expected
+    found = api.get("/groups/life").json()
+    assert {name: found[name] for name in expected} == expected
     changed = api.put("/groups/life", json={"retry": {"customized": {"nextMs": [1000, 5000]}}})
     assert changed.json()["retry"] == {"customized": {"nextMs": [1000, 5000]}}
     assert changed.json()["maxAttempts"] == 3
