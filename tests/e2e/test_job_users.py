@@ -37,6 +37,7 @@ ALLOWED = {
         "POST /groups/{group}:releaseLock",
         "POST /groups/{group}/deliveries:release",
         "DELETE /topics/{topic}/dedup/{key}",
+        "POST /topics/{topic}:spread",
     },
     Job.ROLL: {"GET /broker-groups", "GET /broker-groups/{name}", "GET /storage"},
     Job.VOLUMES: {
