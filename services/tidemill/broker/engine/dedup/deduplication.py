@@ -223,8 +223,9 @@ class Deduplication:
         hash_ = self.hash_of(topic.id, group, key, is_message_id)
         if self.find_known(topic.id, topic.dedup, hash_) is not None:
             raise Conflict(
-                f"another message of topic {topic.name} has the dedup key of this one; free the"
-                f" key first: tidemill dedup-key delete"
+                f"another message of topic {topic.name} has the dedup key of this one; cancel that"
+                f" message if it is delayed, else free the key:"
+                f" tidemill dedup-key delete {topic.name} {key.decode()}"
             )
         return DedupKey(hash_, fields.body_crc, self.tables.clock.now_ms, key[:KEY_BYTES_MAX])
 

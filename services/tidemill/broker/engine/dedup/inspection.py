@@ -83,8 +83,7 @@ class KeyInspection:
             row = row or self._deduplication.find_known(topic.id, policy, hash_)
         if row is None:
             raise DedupKeyNotFound(
-                f"no message of topic {topic.name} has this dedup key at this broker group, or its"
-                f" window is over"
+                f"no message of topic {topic.name} has this dedup key, or its window is over"
             )
         first = self._firsts.find(row)
         return KnownKey(
