@@ -106,6 +106,32 @@ def test_a_group_has_its_progress_by_topic_and_its_counters() -> None:
         assert (topic.topic, topic.ready, topic.in_flight, topic.blocked) == ("orders", 3, 1, 0)
         assert topic.oldest_unacked_at_ms > 0
         assert (topic.delivered, topic.redelivered, topic.acked) == (3, 1, 1)
+        assert topic.has_progress
+
+    run(scenario)
+
+
+def test_counters_of_a_group_do_not_wait_for_its_progress() -> None:
+    async def scenario(world: ActivityWorld) -> None:
+        inner = world.world
+        group_id, read_id, new_id = inner.group("readers"), inner.topic("read"), inner.topic("new")
+        inner.topic("unread")
+        inner.send("m", topic="read")
+        assert len(inner.pop(1, group="readers", topic="read")) == 1
+        await world.groups()
+        world.traffic.polled(inner.topic("unread"), group_id)
+        for topic_id in (read_id, new_id):
+            world.traffic.delivered(topic_id, group_id, [1, 1], 10)
+            world.traffic.acked(topic_id, group_id, 1)
+        # A page after the first one reads no progress.
+        page = await world.admin.GetActivity(pb.GetActivityRequest(after_topic_id=2**31))
+        [found] = [group for group in page.groups if group.name == "readers"]
+        rows = {one.topic: (one.delivered, one.acked, one.has_progress) for one in found.topics}
+        assert rows == {"read": (2, 1, True), "new": (2, 1, False)}
+        world.traffic.forget(new_id, group_id)
+        page = await world.admin.GetActivity(pb.GetActivityRequest(after_topic_id=2**31))
+        [found] = [group for group in page.groups if group.name == "readers"]
+        assert [one.topic for one in found.topics] == ["read"]
 
     run(scenario)
 

@@ -73,12 +73,14 @@ class TopicNumbers:
     out_per_second: float | None = 0.0
     ack_per_second: float | None = 0.0
     oldest_unacked_at_ms: int | None = None
-    lags: dict[str, int] = field(default_factory=dict)  # by consumer group
+    lags: dict[str, int | None] = field(default_factory=dict)  # by consumer group; None: unknown
+    has_all_groups: bool = True  # whether `lags` has all consumer groups
 
     @property
-    def lag(self) -> int:
+    def lag(self) -> int | None:
         """The sum of the lags of its consumer groups."""
-        return sum(self.lags.values())
+        known = [lag for lag in self.lags.values() if lag is not None]
+        return sum(known) if self.has_all_groups and len(known) == len(self.lags) else None
 
     @property
     def unknown(self) -> str:
@@ -107,6 +109,7 @@ class GroupNumbers:
     retry_per_second: float | None = 0.0
     consumers: int | None = None
     dead_letters: int = 0
+    has_polled: bool = False
     topics: set[str] = field(default_factory=set)  # the topics of its messages
     state: GroupState | None = None
     unknown: str = ""  # why numbers are missing
@@ -155,14 +158,22 @@ class ClusterNumbers:
                 if number % ROWS_A_SLICE == 0:
                     yield
         lacking: set[str] = set()
+        has_all_groups = True
         for pair in pairs.values():
-            for number, group in enumerate(pair.new.groups.values()):
-                if not group.has_progress:
+            groups = pair.new.groups.values()
+            # A group that alone has no progress is new: the topics that it has read are listed.
+            has_all_groups &= not groups or any(group.has_progress for group in groups)
+            for number, group in enumerate(groups):
+                if not group.has_progress or not all(one.has_progress for one in group.topics):
                     lacking.add(group.name)
                 self._add_group(pair, group)
                 if number % ROWS_A_SLICE == 0:
                     yield
         self._is_progress_complete = not lacking and not self.unreachable
+        for number, topic_numbers in enumerate(self.topics.values()):
+            topic_numbers.has_all_groups = has_all_groups
+            if number % ROWS_A_SLICE == 0:
+                yield
         for number, (name, found) in enumerate(self.groups.items()):
             self._finish(name, found, has_progress=name not in lacking)
             if number % ROWS_A_SLICE == 0:
@@ -183,12 +194,14 @@ class ClusterNumbers:
     def _add_group(self, pair: SamplePair, group: pb.GroupActivity) -> None:
         found = self.groups.setdefault(group.name, GroupNumbers())
         found.dead_letters += group.dead_letters
+        found.has_polled |= group.has_polled
         known = None if pair.old is None else pair.old.groups.get(group.name)
         is_same = known is not None and known.id == group.id
         old = {one.topic: one for one in known.topics} if known is not None and is_same else {}
         if pair.seconds is None:
             found.out_per_second = found.ack_per_second = found.retry_per_second = None
         for one in group.topics:
+            # A broker lists a topic from its first count on, so it has counted nothing before.
             self._add_pair(pair, found, group.name, one, old.get(one.topic, NO_COUNTS))
 
     def _add_pair(
@@ -215,8 +228,8 @@ class ClusterNumbers:
         if topic is not None:
             topic.out_per_second = _sum(topic.out_per_second, out)
             topic.ack_per_second = _sum(topic.ack_per_second, acked)
-            lag = new.ready + new.blocked + new.in_flight
-            topic.lags[name] = topic.lags.get(name, 0) + lag
+            lag = new.ready + new.blocked + new.in_flight if new.has_progress else None
+            topic.lags[name] = _sum(topic.lags.get(name, 0), lag)
             topic.oldest_unacked_at_ms = _earlier(
                 topic.oldest_unacked_at_ms, new.oldest_unacked_at_ms
             )
@@ -232,9 +245,10 @@ class ClusterNumbers:
             group.in_per_second = _sum(group.in_per_second, self.topics[topic].in_per_second)
         if group.out_per_second is None or group.in_per_second is None:
             reasons.append(NO_RATES)
-        if not has_progress:
+        if not has_progress or (group.has_polled and not group.topics):
             reasons.append(NO_PROGRESS)
             group.forget_progress()
+            group.in_per_second = None  # More topics may be its topics.
         elif not group.topics:
             group.forget_progress()
             if self.unreachable:

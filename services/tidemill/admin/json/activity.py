@@ -74,7 +74,10 @@ class TopicGroupView(Schema):
     """A consumer group of a topic."""
 
     name: str = Field(description="Name of the group.")
-    lag: int = Field(description="Messages of the topic that the group has not acknowledged.")
+    lag: int | None = Field(
+        None,
+        description="Messages of the topic that the group has not acknowledged; missing if unknown",
+    )
 
 
 class SeriesView(Schema):

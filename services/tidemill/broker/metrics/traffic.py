@@ -32,6 +32,8 @@ class Traffic:
         self.sent: dict[tuple[TopicId, GroupId], list[int]] = {}
         # By topic id and group id: one count for each AckResult.
         self.acks: dict[tuple[TopicId, GroupId], list[int]] = {}
+        # By group id: the topic ids of the two above.
+        self.topics_of_group: dict[GroupId, set[TopicId]] = {}
         # Milliseconds from ready to handed to a consumer, by topic id, group id and message type.
         self.waits: Histogram[tuple[TopicId, GroupId, int]] = Histogram(DELIVERY_BUCKETS_MS)
         # Milliseconds from the arrival of a frame to its reply, by RPC_LABELS.
@@ -47,11 +49,16 @@ class Traffic:
         if (topic_id, group_id) not in self.sent:
             self.sent[topic_id, group_id] = [0, 0, 0, 0]
             self.acks[topic_id, group_id] = [0, 0, 0, 0]
+            self.topics_of_group.setdefault(group_id, set()).add(topic_id)
 
     def forget(self, topic_id: TopicId, group_id: GroupId) -> None:
         """Drop the counts of a deleted topic or group."""
         self.sent.pop((topic_id, group_id), None)
         self.acks.pop((topic_id, group_id), None)
+        topic_ids = self.topics_of_group.get(group_id, set())
+        topic_ids.discard(topic_id)
+        if not topic_ids:
+            self.topics_of_group.pop(group_id, None)
 
     def delivered(
         self, topic_id: TopicId, group_id: GroupId, attempts: Sequence[int], size: int

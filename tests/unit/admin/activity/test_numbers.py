@@ -26,8 +26,8 @@ def group(name: str, *topics: pb.GroupTopicActivity, **fields: Any) -> pb.GroupA
     return pb.GroupActivity(**given)
 
 
-def reads(name: str, **fields: int) -> pb.GroupTopicActivity:
-    return pb.GroupTopicActivity(topic=name, **fields)
+def reads(name: str, *, has_progress: bool = True, **fields: int) -> pb.GroupTopicActivity:
+    return pb.GroupTopicActivity(topic=name, has_progress=has_progress, **fields)
 
 
 def sample(*rows: pb.TopicActivity | pb.GroupActivity, at_s: int = 10) -> BrokerSample:
@@ -130,9 +130,54 @@ def test_the_lag_is_unknown_until_every_broker_has_read_the_progress() -> None:
     assert NO_PROGRESS in found.unknown
 
 
+def test_rates_and_the_state_are_known_before_the_progress_is_read() -> None:
+    def unread(count: int, at_s: int) -> BrokerSample:
+        one = reads("orders", has_progress=False, delivered=count, acked=count)
+        reader = group("g", one, has_progress=False, has_polled=True)
+        return sample(topic("orders", stored=count), reader, at_s=at_s)
+
+    read = group("g", reads("orders", delivered=25_000, acked=25_000, ready=3), has_polled=True)
+    second, third = unread(20_000, 20), sample(topic("orders", stored=25_000), read, at_s=25)
+    for new, old in ((second, unread(15_000, 15)), (third, second)):
+        numbers = summed(SamplePair(new, old))
+        found, orders = numbers.groups["g"], numbers.topics["orders"]
+        assert (found.out_per_second, found.ack_per_second) == (1_000, 1_000)
+        assert (orders.out_per_second, orders.ack_per_second) == (1_000, 1_000)
+        assert found.state is GroupState.ACTIVE
+        is_read = new is third
+        assert (found.lag, found.in_per_second) == ((3, 1_000) if is_read else (None, None))
+        assert (orders.lag, orders.lags) == ((3, {"g": 3}) if is_read else (None, {"g": None}))
+        assert found.unknown == ("" if is_read else NO_PROGRESS)
+
+
+def test_the_first_deliveries_of_a_topic_count_from_zero() -> None:
+    old = sample(topic("orders"), group("g"), at_s=5)
+    late = reads("orders", has_progress=False, delivered=50)
+    numbers = summed(SamplePair(sample(topic("orders"), group("g", late), at_s=10), old))
+    found = numbers.groups["g"]
+    assert (found.out_per_second, found.state) == (10, GroupState.ACTIVE)
+    assert (found.lag, found.unknown) == (None, NO_PROGRESS)
+    assert numbers.topics["orders"].lag is None
+
+
+def test_a_group_that_has_polled_is_not_one_that_never_polled() -> None:
+    polled = sample(group("g", has_polled=True), at_s=10)
+    found = summed(SamplePair(polled, sample(group("g"), at_s=5))).groups["g"]
+    assert (found.state, found.lag, found.unknown) == (None, None, NO_PROGRESS)
+
+
+def test_the_lag_of_a_topic_is_unknown_until_a_broker_has_read_any_progress() -> None:
+    known = sample(topic("orders"), group("g", reads("orders", ready=3)))
+    unread = sample(topic("orders"), group("g", has_progress=False))
+    assert summed(SamplePair(known, known), SamplePair(unread, None)).topics["orders"].lag is None
+    new = sample(topic("orders"), group("g", reads("orders")), group("new", has_progress=False))
+    assert summed(SamplePair(new, new)).topics["orders"].lag == 0
+
+
 def state(consumers: Consumers, **counts: int) -> GroupState | None:
     old = sample(topic("orders"), group("g", reads("orders")), at_s=5)
-    new = sample(topic("orders"), group("g", reads("orders", **counts)), at_s=10)
+    read = reads("orders", has_progress=True, **counts)
+    new = sample(topic("orders"), group("g", read), at_s=10)
     return summed(SamplePair(new, old), consumers=consumers).groups["g"].state
 
 

@@ -45,7 +45,9 @@ class FakeBroker(CallsByRequest):
             self.run, self.changes_run, self.stored = "2", False, 1
         page = pb.ActivityPage(run=self.run, read_ms=self.read_ms)
         if request.after_topic_id:
-            page.groups.add(id=1, name="g", has_progress=True).topics.add(topic="orders", ready=3)
+            page.groups.add(id=1, name="g", has_progress=True).topics.add(
+                topic="orders", ready=3, has_progress=True
+            )
         else:
             page.topics.add(id=1, name="orders", stored=self.stored, messages=self.stored)
             page.next_page.after_topic_id = 1

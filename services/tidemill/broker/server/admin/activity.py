@@ -94,10 +94,11 @@ class ActivityAdmin:
             if group is not None:
                 page.groups.append(self._group(engine, group, turn.now_ms))
                 pair_count += 1 + len(self._read_lag.lag.topics_of_group.get(group.id, ()))
+                pair_count += len(self._traffic.topics_of_group.get(group.id, ()))
         return []
 
     def _group(self, engine: Engine, group: ConsumerGroup, now_ms: int) -> pb.GroupActivity:
-        lag, traffic = self._read_lag.lag, self._traffic
+        lag = self._read_lag.lag
         keys = lag.topics_of_group.get(group.id)
         if now_ms - lag.now_ms > PROGRESS_AGE_MS_MAX:
             keys = None  # A stalled disk, or many queues: the values are too old.
@@ -111,20 +112,30 @@ class ActivityAdmin:
             has_polled=engine.inspection.has_popped(group),
             has_progress=keys is not None,
         )
-        pairs: dict[TopicId, pb.GroupTopicActivity] = {}
+        # The last pass may have begun before the first delivery of a topic.
+        pairs = self._counts(group.id)
         for topic_id, is_retry in keys or ():
-            topic = engine.catalog.topics.get(topic_id)
-            if topic is None or not engine.catalog.is_alive(topic_id):
-                continue
-            pair = pairs.get(topic_id)
-            if pair is None:
-                pair = pairs[topic_id] = found.topics.add(topic=topic.name)
-                sent = traffic.sent.get((topic_id, group.id))
-                if sent is not None:
-                    pair.delivered, pair.redelivered = sent[0] + sent[2], sent[2]
-                    pair.acked = traffic.acks[topic_id, group.id][AckResult.APPLIED]
+            pair = pairs.setdefault(topic_id, pb.GroupTopicActivity())
+            pair.has_progress = True
             _add_progress(pair, lag.of_topics[group.id, topic_id, is_retry])
+        for topic_id, pair in pairs.items():
+            topic = engine.catalog.topics.get(topic_id)
+            if topic is not None and engine.catalog.is_alive(topic_id):
+                pair.topic = topic.name
+                found.topics.append(pair)
         return found
+
+    def _counts(self, group_id: GroupId) -> dict[TopicId, pb.GroupTopicActivity]:
+        """Return the counters of a group that are above 0, by topic, without names."""
+        pairs: dict[TopicId, pb.GroupTopicActivity] = {}
+        for topic_id in sorted(self._traffic.topics_of_group.get(group_id, ())):
+            first, _, repeated, _ = self._traffic.sent[topic_id, group_id]
+            acked = self._traffic.acks[topic_id, group_id][AckResult.APPLIED]
+            if first or repeated or acked:
+                pairs[topic_id] = pb.GroupTopicActivity(
+                    delivered=first + repeated, redelivered=repeated, acked=acked
+                )
+        return pairs
 
 
 def _after(ids: list[int], last: int) -> list[int]:
