@@ -277,7 +277,7 @@ def test_a_spread_is_closed_one_window_after_all_old_owners_have_the_list() -> N
     cluster.advance(WINDOW_MS)
     cluster.deliver("broker-1")
     cluster.advance(LOOK_PERIOD_MS)
-    cluster.advance(WINDOW_MS - LOOK_PERIOD_MS)
+    cluster.advance(WINDOW_MS - LOOK_PERIOD_MS - 1)
     cluster.report("broker-1")
     assert cluster.topic().placement.before, "it has seen the list less than a window ago"
     cluster.advance(LOOK_PERIOD_MS)
@@ -312,15 +312,56 @@ def test_the_end_of_a_spread_waits_for_pending_messages_from_before_the_fence() 
     assert not cluster.topic().placement.before
 
 
-def test_a_new_process_counts_the_window_of_a_fence_again() -> None:
+@pytest.mark.parametrize("has_snapshot", [True, False])
+def test_a_restart_does_not_change_the_time_of_a_fence(has_snapshot: bool) -> None:
     cluster, _ = spread_to_third()
-    cluster.advance(WINDOW_MS - 1)
-    cluster.worlds["broker-1"].restart()
-    cluster.advance(WINDOW_MS - 1)
+    world = cluster.worlds["broker-1"]
+    cluster.advance(WINDOW_MS - LOOK_PERIOD_MS)
+    if has_snapshot:
+        world.checkpoint()
+    world.restart()
     cluster.report("broker-1")
     assert cluster.topic().placement.before
-    close(cluster)
+    cluster.advance(LOOK_PERIOD_MS)
+    cluster.report("broker-1")
+    cluster.advance(LOOK_PERIOD_MS)
     assert not cluster.topic().placement.before
+
+
+def test_a_spread_ends_while_an_old_owner_restarts() -> None:
+    cluster, placement = spread_to_third()
+    world = cluster.worlds["broker-1"]
+    # Keys that stay where they are; one of them is always pending.
+    kept = [
+        key
+        for key in (f"s{n}" for n in range(999))
+        if owner_of_key(key.encode(), placement.before) == "broker-1"
+        and owner_of_key(key.encode(), placement.groups) == "broker-1"
+    ]
+    for key in kept[:4]:
+        world.store("later", key=key, due_at_ms=world.now_ms + 3 * WINDOW_MS)
+        for duration_ms in (WINDOW_MS, LOOK_PERIOD_MS, LOOK_PERIOD_MS):
+            cluster.advance(duration_ms)
+        cluster.report("broker-1")
+        world.restart()
+    assert world.rows(), "a message is pending"
+    assert not cluster.topic().placement.before
+
+
+def test_other_changes_of_a_topic_keep_the_time_of_its_fence() -> None:
+    cluster, _ = spread_to_third()
+    fenced_at_ms = {name: cluster.topic(name).placement.fenced_at_ms for name in cluster.worlds}
+    assert min(fenced_at_ms.values()) > 0
+    cluster.advance(LOOK_PERIOD_MS)
+    cluster.home.set_policy(PolicyChange(first_check_ms=1_000, period_ms=1_000, attempts=1))
+    cluster.note_snapshot()
+    for name, at_ms in fenced_at_ms.items():
+        if name != HOME:
+            cluster.deliver(name)
+        assert cluster.topic(name).transaction == cluster.topic().transaction
+        assert cluster.topic(name).placement.fenced_at_ms == at_ms
+    close(cluster)
+    assert {cluster.topic(name).placement.fenced_at_ms for name in cluster.worlds} == {0}
 
 
 def test_the_removal_of_an_old_owner_ends_its_lookups() -> None:

@@ -1,13 +1,13 @@
 """The end of the keys from before an open spread, at a broker group that may know them (ADR 0091).
 
 The list of a spread is a fence: from its record on, this broker group takes only keys that it owns
-by this list. The older keys are over when one window has passed since then, and no timer and no
-open half message keeps one of them.
+by this list. The record has its time, so a restart changes nothing. The older keys are over when
+one window has passed since then, and no timer and no open half message keeps one of them.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, final
+from typing import Final, final
 
 from tidemill.broker.engine.dedup.key_table import BLOCKS_A_SWEEP, KeyTable
 from tidemill.broker.engine.dedup.tables import KeyTables
@@ -19,13 +19,6 @@ TOPICS_A_LOOK: Final = 200  # under a millisecond
 NO_BLOCK: Final = -1
 
 
-class Fence(NamedTuple):
-    """The list of an open spread, and when this process has seen it, by the clock of keys."""
-
-    version: int
-    seen_at_ms: int
-
-
 @final
 class OldKeys:
     """The open spreads of one broker group, and the end of the older keys of each here."""
@@ -33,8 +26,6 @@ class OldKeys:
     def __init__(self, catalog: Catalog, tables: KeyTables) -> None:
         self._catalog = catalog
         self._tables = tables
-        # Of this process: the time of a new one is later, so the end only comes later.
-        self._fences: dict[TopicId, Fence] = {}
         self._ended: dict[TopicId, int] = {}  # versions
         self.looks = 0  # that have begun
         self._look_at_ms = 0
@@ -44,8 +35,8 @@ class OldKeys:
         self._next_block: int | None = None
 
     def take_over(self) -> None:
-        """Begin to decide: another process may have taken keys since the fences were seen."""
-        self._fences, self._ended, self._looking = {}, {}, []
+        """Begin to decide: another process may have recorded other lists."""
+        self._ended, self._looking = {}, []
 
     @property
     def open_count(self) -> int:
@@ -68,7 +59,7 @@ class OldKeys:
         """Return the wall time of the next look; None: no spread is open."""
         if self._looking:
             return now_ms
-        if not self._tables.open_spreads and not self._fences:
+        if not self._tables.open_spreads and not self._ended:
             return None
         return now_ms + max(self._look_at_ms - self._tables.clock.now_ms, 0)
 
@@ -76,13 +67,12 @@ class OldKeys:
         """Look at some open spreads, if that is due; return whether more are due."""
         opened, now_ms = self._tables.open_spreads, self._tables.clock.now_ms
         if not self._looking:
-            if now_ms < self._look_at_ms or not (opened or self._fences):
+            if now_ms < self._look_at_ms or not (opened or self._ended):
                 return False
             self._look_at_ms = now_ms + LOOK_PERIOD_MS
             self.looks += 1
-            for known in (self._fences, self._ended):
-                for topic_id in [id_ for id_ in known if id_ not in opened]:
-                    del known[topic_id]
+            for topic_id in [id_ for id_ in self._ended if id_ not in opened]:
+                del self._ended[topic_id]
             self._looking, self._next_block = list(opened), None
         for _ in range(TOPICS_A_LOOK):
             if not self._looking:
@@ -101,23 +91,22 @@ class OldKeys:
         table = self._tables.tables.get(topic_id)
         if topic is None or topic.dedup is None or table is None:
             return True
-        version, fence = topic.placement.version, self._fences.get(topic_id)
-        if fence is None or fence.version != version:
-            self._fences[topic_id] = fence = Fence(version, now_ms)
+        version, fenced_at_ms = topic.placement.version, topic.placement.fenced_at_ms
+        if self._ended.get(topic_id) != version:
             self._ended.pop(topic_id, None)
-        if topic_id in self._ended or now_ms < fence.seen_at_ms + topic.dedup.window_ms:
+        if topic_id in self._ended or now_ms < fenced_at_ms + topic.dedup.window_ms:
             return True
         if table.pinned_count:
             if self._next_block is None:
                 self._next_block = table.block_count() - 1
-            if self._find_old_pin(table, fence.seen_at_ms):
+            if self._find_old_pin(table, fenced_at_ms):
                 return True  # The next look begins again.
             if self._next_block != NO_BLOCK:
                 return False
         self._ended[topic_id] = version
         return True
 
-    def _find_old_pin(self, table: KeyTable, seen_at_ms: int) -> bool:
+    def _find_old_pin(self, table: KeyTable, fenced_at_ms: int) -> bool:
         """Whether some of the next blocks have a pinned key from before the fence."""
         assert self._next_block is not None, "the caller has set it"
         for _ in range(BLOCKS_A_SWEEP):
@@ -125,6 +114,6 @@ class OldKeys:
                 break
             number = self._next_block
             self._next_block -= 1
-            if number < table.block_count() and table.has_old_pin(number, seen_at_ms):
+            if number < table.block_count() and table.has_old_pin(number, fenced_at_ms):
                 return True
         return False

@@ -182,7 +182,19 @@ class KeyTables:
             # A longer window does not apply to keys that are free already.
             over_until_ms = max(over_until_ms, now_ms - old.window_ms)
         times = {KEYS_CHANGED_AT: now_ms, KEYS_OVER_UNTIL: over_until_ms}
+        placement = item["topic"].get("placement", {})
+        if "before" in placement:
+            placement["fenced_at_ms"] = self._fenced_at_ms(topic_id, placement)
         return {**item, **{name: time_ms for name, time_ms in times.items() if time_ms}}
+
+    def _fenced_at_ms(self, topic_id: TopicId, placement: dict[str, Any]) -> int:
+        """Return when the list of an open spread was recorded first."""
+        topic = self._catalog.topics.get(topic_id)
+        if topic is not None and topic.placement.before:
+            known = topic.placement
+            if (known.version, list(known.groups)) == (placement["version"], placement["groups"]):
+                return known.fenced_at_ms
+        return self.clock.now_ms
 
     def apply_topic(self, topic: Topic, item: dict[str, Any], stored_at_ms: int) -> None:
         """Apply the record of a topic, whose item has times by the clock of keys."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -118,6 +118,8 @@ class KeyPlacement:
     version: int = 0  # a higher version replaces a lower one
     # While a spread is open: the owners before it, which may know keys that they no longer own.
     before: tuple[str, ...] = ()
+    # While a spread is open: when this broker group has recorded the list, by the clock of keys.
+    fenced_at_ms: int = field(default=0, compare=False)
 
 
 NO_DEDUP_CHANGE: Final = DedupChange()
@@ -145,6 +147,7 @@ def placement_item(placement: KeyPlacement) -> dict[str, Any]:
     item: dict[str, Any] = {"groups": list(placement.groups), "version": placement.version}
     if placement.before:
         item["before"] = list(placement.before)
+        item["fenced_at_ms"] = placement.fenced_at_ms
     return item
 
 
