@@ -412,7 +412,13 @@ def test_a_key_of_a_draining_owner_needs_a_spread() -> None:
         world.draining.add("broker-1")
         world.send_all_configs()
         target = world.cluster.choose_target(world.topic, "")
-        with pytest.raises(GroupDraining, match="tidemill topic spread topic"):
+        with pytest.raises(GroupDraining, match=r"is draining; run: tidemill topic spread topic$"):
+            world.cluster.key_owners.choose(world.topic, target, b"key", "")
+        # The home would reject another spread.
+        world.key_placement.before.append("broker-2")
+        world.send_all_configs()
+        remedy = "broker-group add broker-1 ADDRESS; or wait until the open spread"
+        with pytest.raises(GroupDraining, match=remedy):
             world.cluster.key_owners.choose(world.topic, target, b"key", "")
 
     run(scenario)

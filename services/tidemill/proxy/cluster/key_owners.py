@@ -58,10 +58,7 @@ class KeyOwners:
         if broker is not target.broker:
             target = self.move(topic, target, broker)
         if broker.is_draining:
-            raise GroupDraining(
-                f"broker group {broker.name}, which owns the dedup key of this message, is"
-                f" draining; run: tidemill topic spread {topic.name}"
-            )
+            raise _draining(topic, broker)
         return target._replace(may_move=False)
 
     def move(
@@ -137,3 +134,18 @@ class KeyOwners:
             )
         except BrokerTimeout:
             raise error from None
+
+
+def _draining(topic: link_pb2.TopicConfig, owner: LinkedGroup) -> GroupDraining:
+    """Return the error for a key whose owner is draining, with the remedy that works now."""
+    remedy = f"run: tidemill topic spread {topic.name}"
+    if topic.placement.before:
+        # The home rejects another spread until then.
+        remedy = (
+            f"end the drain: tidemill broker-group add {owner.name} ADDRESS; or wait until the open"
+            f" spread of the topic has ended, and {remedy}"
+        )
+    return GroupDraining(
+        f"broker group {owner.name}, which owns the dedup key of this message, is draining;"
+        f" {remedy}"
+    )
