@@ -9,10 +9,14 @@ from typing import Final, TypeVar
 from fastapi import Query
 from fastapi.params import Query as QueryParameter
 
-from tidemill.admin.http.paging import NamedItem
+from tidemill.admin.http.paging import NamedItem, of_namespace
 from tidemill.common.errors import BadRequest
+from tidemill.message.namespaces import without_namespace
 
-PREFIX: Final = Query(max_length=255, description="Only names that begin with this text.")
+PREFIX: Final = Query(
+    max_length=255,
+    description="Only names that begin with this text; with `namespace`, names without it.",
+)
 
 T = TypeVar("T", bound=NamedItem)
 
@@ -30,9 +34,15 @@ def sort_query(fields: Sequence[str]) -> QueryParameter:
     return found
 
 
-def of_prefix(items: Sequence[T], prefix: str) -> Sequence[T]:
-    """Return the items whose names begin with a text."""
-    return [item for item in items if item.name.startswith(prefix)] if prefix else items
+def of_prefix(items: Sequence[T], prefix: str, *, namespace: str) -> Sequence[T]:
+    """Return the items of a namespace, or of all if it is empty, whose names begin with a text.
+
+    The text is compared with the names without the namespace.
+    """
+    items = of_namespace(items, namespace)
+    if not prefix:
+        return items
+    return [one for one in items if without_namespace(namespace, one.name).startswith(prefix)]
 
 
 def first_by(

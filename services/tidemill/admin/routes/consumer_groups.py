@@ -19,7 +19,7 @@ from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.cluster.proxies import list_client_ids
-from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, of_namespace, page_of
+from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, page_of
 from tidemill.admin.http.put_rights import allowed_existence, existence_refusals, note_put
 from tidemill.admin.http.request_access import READS
 from tidemill.admin.http.sorting import PREFIX, first_by, of_prefix, sort_query
@@ -81,7 +81,7 @@ async def list_groups(
     check_namespace(namespace)
     found = await read_configuration(cluster)
     shown = [group for group in found.groups if access.allows_group(READS, group.name)]
-    wanted, reading = of_prefix(of_namespace(shown, namespace), prefix), activity.read()
+    wanted, reading = of_prefix(shown, prefix, namespace=namespace), activity.read()
     if sort is None:
         page, token = page_of(wanted, page_size, page_token)
     else:

@@ -21,7 +21,7 @@ from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.cluster.proxies import list_client_ids
-from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, of_namespace, page_of
+from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, page_of
 from tidemill.admin.http.put_rights import allowed_existence, existence_refusals, note_put
 from tidemill.admin.http.request_access import READS, RequestAccess
 from tidemill.admin.http.sorting import PREFIX, first_by, of_prefix, sort_query
@@ -89,7 +89,7 @@ async def list_topics(
     check_namespace(namespace)
     found = await read_configuration(cluster, with_system=include_system)
     shown = [topic for topic in found.topics if access.allows_topic(READS, topic.name)]
-    wanted, reading = of_prefix(of_namespace(shown, namespace), prefix), activity.read()
+    wanted, reading = of_prefix(shown, prefix, namespace=namespace), activity.read()
     if sort is None:
         page, token = page_of(wanted, page_size, page_token)
     else:

@@ -81,8 +81,17 @@ def test_each_field_of_a_sort_is_a_number_of_the_rows() -> None:
 
 def test_a_prefix_selects_names() -> None:
     items = [Named("orders"), Named("order"), Named("my-orders")]
-    assert of_prefix(items, "order") == [Named("orders"), Named("order")]
-    assert of_prefix(items, "") == items
+    assert of_prefix(items, "order", namespace="") == [Named("orders"), Named("order")]
+    assert of_prefix(items, "", namespace="") == items
+
+
+def test_a_prefix_in_a_namespace_is_that_of_the_names_without_it() -> None:
+    items = [Named(name) for name in ("orders", "shop%orders", "shop%bills", "%DLQ%shop%orders")]
+    assert of_prefix(items, "ord", namespace="shop") == [Named("shop%orders")]
+    assert of_prefix(items, "shop", namespace="shop") == []
+    assert of_prefix(items, "shop%ord", namespace="") == [Named("shop%orders")]
+    assert of_prefix(items, "%DLQ%ord", namespace="shop") == [Named("%DLQ%shop%orders")]
+    assert of_prefix(items, "", namespace="shop") == items[1:]
 
 
 def test_a_row_has_the_rounded_numbers() -> None:
