@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.support.disk.counted_work import Meter
 from tests.support.worlds.timer_world import DAY_MS, MINUTE_MS, SECOND_MS, TimerWorld
 from tidemill.broker.engine.timer.due_count import BUCKETS_MAX, WITHIN_MAX, DueHistogram
 from tidemill.broker.engine.timer.status import TimerState
@@ -115,6 +116,21 @@ def test_a_histogram_has_each_pending_timer_once() -> None:
         assert found.later == sum(place >= 4 for place in places)
         assert found.overdue == sum(place < 0 for place in places)
         assert sum(found.by_topic.values()) == (len(due) if topic is None else 0)
+
+
+def test_a_histogram_of_a_topic_without_timers_reads_none() -> None:
+    world = TimerWorld()
+    for n in range(100):
+        world.schedule(f"m{n}", topic="late", delay_ms=DAY_MS)
+    near = world.schedule("near", topic="near", delay_ms=DAY_MS).queue_offset
+    world.commit()
+    meter = Meter(world.engine)
+    assert histogram(world, SECOND_MS, 10, "near").later == 1
+    assert meter.take().items > 0
+    world.cancel(near)
+    meter.take()
+    assert histogram(world, SECOND_MS, 10, "near").later == 0
+    assert meter.take().items == 0
 
 
 def test_an_overdue_timer_is_in_front_of_the_first_bucket() -> None:

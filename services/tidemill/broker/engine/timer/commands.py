@@ -316,13 +316,12 @@ class TimerCommands:
         self, step_ms: int, buckets: int, *, firing_ms: int, topic_id: TopicId | None
     ) -> DueHistogram:
         """Begin to count the timers of a topic, or all, by due time."""
-        return DueHistogram(
-            self._due_walk(), step_ms, buckets, firing_ms=firing_ms, topic_id=topic_id
-        )
+        walk = self._due_walk(topic_id)
+        return DueHistogram(walk, step_ms, buckets, firing_ms=firing_ms, topic_id=topic_id)
 
-    def _due_walk(self) -> DueWalk:
+    def _due_walk(self, topic_id: TopicId | None = None) -> DueWalk:
         self._index.link_gathered()
-        return DueWalk(self._index, self._tally, list(self._quarantined))
+        return DueWalk(self._index, self._tally, list(self._quarantined), topic_id)
 
 
 def _already(state: int) -> MessageNotFound:

@@ -30,11 +30,20 @@ TABLE_PAGES_A_STEP = 32  # 16,384 entries, about a millisecond
 class DueWalk:
     """A walk over the pending timers, which are not quarantined, in slices."""
 
-    def __init__(self, index: TimerIndex, tally: Tally, quarantined: Sequence[int]) -> None:
+    def __init__(
+        self,
+        index: TimerIndex,
+        tally: Tally,
+        quarantined: Sequence[int],
+        topic_id: TopicId | None = None,
+    ) -> None:
+        """Walk over all timers; over none if the topic has no pending ones."""
         self._index = index
         self._tally = tally
         self._quarantined = np.array(sorted(quarantined), dtype=np.int64)
-        self._pages = index.table.live_page_numbers(dict(index.counts.file_live))
+        is_empty = topic_id is not None and not index.counts.pending[topic_id]
+        files = {} if is_empty else dict(index.counts.file_live)
+        self._pages = index.table.live_page_numbers(files)
 
     def step(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the topic ids and due times (ms) of one slice; None at the end."""
