@@ -23,6 +23,7 @@ from tidemill.admin.http.rights import check_rights
 from tidemill.admin.http.route_templates import PREFIX, RouteTemplates, check_method
 from tidemill.admin.http.sessions import Sessions
 from tidemill.admin.messages.compose import Composer
+from tidemill.admin.messages.timer_histogram import TimerHistograms
 from tidemill.admin.routes import (
     audit,
     bans,
@@ -175,6 +176,7 @@ def create_app(
     app.state.brokers, app.state.demands = brokers, demands
     app.state.controllers = controllers or ControllerClients([])
     app.state.activity = ActivitySampler(brokers, clock)  # The process runs it.
+    app.state.timer_histograms = TimerHistograms(brokers)  # The process runs it, too.
     app.state.send_quotas = None  # The process sets them.
     app.state.api = None  # The application behind its access control, which the process sets.
     app.state.composer = Composer(clock, item_bytes_max=item_bytes_max)

@@ -165,6 +165,7 @@ async def serve(settings: AdminSettings) -> None:
                 needs_identity=True,
             )
             await enter(app.state.activity.running())
+            await enter(app.state.timer_histograms.running())
             identities = identities_of(app, settings, token, copy, issuer_keys)
             door = GrpcDoor(parts_of(app, settings), identities, for_grpc)
             servers = {

@@ -20,7 +20,7 @@ from tidemill.admin.http.access import AccessControl
 from tidemill.admin.http.identities import IdentityCheck
 from tidemill.admin.http.rights import ROWS, NeededRight, RightsRow
 from tidemill.admin.http.route_templates import PREFIX
-from tidemill.admin.routes import brokers_of, demand_queries_of
+from tidemill.admin.routes import brokers_of, demand_queries_of, timer_histograms_of
 from tidemill.admin.routes.replicas import controllers_of
 from tidemill.common.errors import BrokerUnreachable
 from tidemill.security.acl import AccessEntry, parse_entry
@@ -40,7 +40,12 @@ def fail() -> None:
     raise BrokerUnreachable("no brokers in this test")
 
 
-APP.dependency_overrides = {brokers_of: fail, demand_queries_of: fail, controllers_of: fail}
+APP.dependency_overrides = {
+    brokers_of: fail,
+    demand_queries_of: fail,
+    timer_histograms_of: fail,
+    controllers_of: fail,
+}
 OPERATIONS = [
     f"{method.upper()} {path.removeprefix(PREFIX)}"
     for path, operations in APP.openapi()["paths"].items()

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import time
 from collections import Counter
-from collections.abc import Collection
-from typing import Final, NamedTuple
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Final, NamedTuple, final
 
+from tidemill.admin.cluster import calls
+from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.json.timers import (
     HistogramStep,
     TimerHistogramView,
     TimerPeakView,
     TimerTopicView,
 )
+from tidemill.admin.scaling.shared_answer import SharedAnswer
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 TOPICS_MAX: Final = 20
+ANSWER_AGE_S_MAX: Final = 1.0  # from the begin of its scan; an operator sees no difference
+ANSWERS_MAX: Final = 64  # of different steps and topics, some kilobytes each
 
 
 class Span(NamedTuple):
@@ -30,6 +38,52 @@ SPANS: Final = {
     HistogramStep.HOUR: Span(3_600_000, 720),
     HistogramStep.DAY: Span(86_400_000, 400),
 }
+
+
+@final
+class TimerHistograms:
+    """The histograms of the last second. Callers of the same step and topic share a scan."""
+
+    def __init__(self, brokers: Brokers, *, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._brokers = brokers
+        self._now_s = now_s
+        # By step and topic, the one that was used last at the end.
+        self._answers: dict[tuple[HistogramStep, str], SharedAnswer[TimerHistogramView]] = {}
+        self._tasks: asyncio.TaskGroup
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve until the block ends."""
+        async with asyncio.TaskGroup() as self._tasks:
+            yield
+
+    async def of(self, step: HistogramStep, topic: str) -> TimerHistogramView:
+        """Return the histogram of a topic, or of all if it is empty.
+
+        Raises TopicNotFound and UnavailableError, which are not cached.
+        """
+        shared = self._answers.pop((step, topic), None)
+        if shared is None:
+            shared = SharedAnswer(
+                lambda: self._count(step, topic),
+                self._tasks,
+                now_s=self._now_s,
+                age_s_max=ANSWER_AGE_S_MAX,
+            )
+            if len(self._answers) >= ANSWERS_MAX:
+                del self._answers[next(iter(self._answers))]
+        self._answers[step, topic] = shared
+        return await shared.get()
+
+    async def _count(self, step: HistogramStep, topic: str) -> TimerHistogramView:
+        span = SPANS[step]
+        request = pb.GetTimerHistogramRequest(
+            topic=topic, step_ms=span.step_ms, buckets=span.buckets, topics_max=TOPICS_MAX
+        )
+        found = await self._brokers.call_all(calls.GET_TIMER_HISTOGRAM, request)
+        view = merged(step, [each.value for each in found.answers], with_topics=not topic)
+        view.unreachable = found.unreachable or None
+        return view
 
 
 def merged(

@@ -20,6 +20,7 @@ from tidemill.admin.http.route_templates import PREFIX
 from tidemill.admin.json.schema import Schema
 from tidemill.admin.messages.compose import Composer
 from tidemill.admin.messages.quotas import RestSendQuotas
+from tidemill.admin.messages.timer_histogram import TimerHistograms
 from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.common.rest_client import UNCONFIRMED_HEADER
 from tidemill.message.resource_names import GROUP_CHARS_MAX, TOPIC_CHARS_MAX
@@ -49,6 +50,13 @@ def activity_of(request: Request) -> ActivitySampler:
     activity = request.app.state.activity
     assert isinstance(activity, ActivitySampler)
     return activity
+
+
+def timer_histograms_of(request: Request) -> TimerHistograms:
+    """Return the histograms of timers of the application."""
+    histograms = request.app.state.timer_histograms
+    assert isinstance(histograms, TimerHistograms)
+    return histograms
 
 
 def composer_of(request: Request) -> Composer:
@@ -134,6 +142,7 @@ def header_text(names: Iterable[str]) -> str:
 Cluster = Annotated[Brokers, Depends(brokers_of)]
 SecurityItems = Annotated[SecurityClient, Depends(security_items_of)]
 Activity = Annotated[ActivitySampler, Depends(activity_of)]
+Histograms = Annotated[TimerHistograms, Depends(timer_histograms_of)]
 ScalingQueries = Annotated[DemandQueries, Depends(demand_queries_of)]
 MessageComposer = Annotated[Composer, Depends(composer_of)]
 Caller = Annotated[str, Depends(caller_of)]

@@ -9,7 +9,8 @@ from typing import Final, Generic, TypeVar, final
 
 T = TypeVar("T")
 
-# Maximum age of an answer. Consumers take longer to start, and autoscalers ask every few seconds.
+# Maximum age of an answer for autoscalers, which ask every few seconds. Consumers take longer to
+# start.
 ANSWER_AGE_S_MAX: Final = 2.0
 
 
@@ -24,12 +25,17 @@ class SharedAnswer(Generic[T]):
         *,
         now_s: Callable[[], float] = time.monotonic,
         pause_factor: int = 0,
+        age_s_max: float = ANSWER_AGE_S_MAX,
     ) -> None:
-        """Call `ask` in `tasks`, then pause `pause_factor` times as long as the call took."""
+        """Call `ask` in `tasks`, then pause `pause_factor` times as long as the call took.
+
+        An answer is used until `age_s_max` after its call has begun, or until the end of the pause.
+        """
         self._ask = ask
         self._tasks = tasks
         self._now_s = now_s
         self._pause_factor = pause_factor
+        self._age_s_max = age_s_max
         self._answer: tuple[T] | None = None  # a tuple, since the answer may be None
         self._fresh_until_s = 0.0
         self._call: asyncio.Future[T] | None = None
@@ -48,7 +54,7 @@ class SharedAnswer(Generic[T]):
             self._call = asyncio.get_running_loop().create_future()
             # Mark the error as retrieved, since all callers may have been cancelled.
             self._call.add_done_callback(lambda call: call.cancelled() or call.exception())
-            self._tasks.create_task(self._run(self._call), name="scaling query")
+            self._tasks.create_task(self._run(self._call), name="shared answer")
         # A cancelled caller must not cancel the call, which others share.
         return await asyncio.shield(self._call)
 
@@ -64,7 +70,7 @@ class SharedAnswer(Generic[T]):
         else:
             took_s = self._now_s() - began_at_s
             self._answer = (answer,)
-            self._fresh_until_s = began_at_s + max(ANSWER_AGE_S_MAX, took_s * self._pause_factor)
+            self._fresh_until_s = began_at_s + max(self._age_s_max, took_s * self._pause_factor)
             call.set_result(answer)
         finally:
             self._call = None
