@@ -137,7 +137,7 @@ class KeyOwners:
 
 
 def _draining(topic: link_pb2.TopicConfig, owner: LinkedGroup) -> GroupDraining:
-    """Return the error for a key whose owner is draining, with the remedy that works now."""
+    """Return the error for a key of a draining broker group, with a remedy."""
     remedy = f"run: tidemill topic spread {topic.name}"
     if topic.placement.before:
         # The home rejects another spread until then.
