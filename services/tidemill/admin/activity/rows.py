@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from tidemill.admin.activity.numbers import ClusterNumbers
 from tidemill.admin.activity.sampler import Reading
 from tidemill.admin.json.activity import GroupNumbersView, TopicNumbersView
 
@@ -32,7 +33,7 @@ def topic_numbers(reading: Reading, name: str) -> TopicNumbersView:
         return TopicNumbersView(unknown=reading.reason)
     found = reading.numbers.topics.get(name)
     if found is None:
-        return TopicNumbersView(unknown=TOO_NEW)
+        return TopicNumbersView(unknown=_reason_of_absence(reading.numbers))
     return TopicNumbersView(
         messages=found.messages,
         bytes=found.bytes,
@@ -50,7 +51,7 @@ def group_numbers(reading: Reading, name: str) -> GroupNumbersView:
         return GroupNumbersView(unknown=reading.reason)
     found = reading.numbers.groups.get(name)
     if found is None:
-        return GroupNumbersView(unknown=TOO_NEW)
+        return GroupNumbersView(unknown=_reason_of_absence(reading.numbers))
     return GroupNumbersView(
         state=found.state,
         lag=found.lag,
@@ -67,6 +68,14 @@ def group_numbers(reading: Reading, name: str) -> GroupNumbersView:
         dead_letters=found.dead_letters,
         unknown=found.unknown or None,
     )
+
+
+def _reason_of_absence(numbers: ClusterNumbers) -> str:
+    """Return why a sample lacks a topic or a consumer group."""
+    if not numbers.unreachable:
+        return TOO_NEW
+    names = ", ".join(numbers.unreachable)
+    return f"the sample lacks it; {names} cannot be reached, and may have it"
 
 
 def number_of_topic(reading: Reading, name: str, field: str) -> float | None:

@@ -119,7 +119,12 @@ def test_a_topic_has_a_consumer_if_a_group_is_given_its_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "reason"), [(Reading(None, "no answer"), "no answer"), (reading(), TOO_NEW)]
+    ("found", "reason"),
+    [
+        (Reading(None, "no answer"), "no answer"),
+        (reading(), "the sample lacks it; broker-1 cannot be reached, and may have it"),
+        (Reading(ClusterNumbers(7), ""), TOO_NEW),
+    ],
 )
 def test_a_row_without_numbers_has_the_reason(found: Reading, reason: str) -> None:
     topic, group = topic_numbers(found, "orders"), group_numbers(found, "billing")
