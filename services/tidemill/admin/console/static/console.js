@@ -10,22 +10,23 @@ const CHORD_MS = 1500;
 const age = document.getElementById("age");
 const live = document.getElementById("live");
 let seenAt = Date.now();
+let isLive = false; // since the first event of the stream
 let problem = "";
 
 function showAge() {
   if (!age || !live) return;
   const lost = Date.now() - seenAt > SILENCE_MS;
   live.classList.toggle("stale", lost || problem !== "");
-  let text = "live";
+  let text = isLive ? "live" : age.textContent;
   if (problem) text = problem;
   else if (lost) text = `disconnected since ${new Date(seenAt).toISOString().slice(11, 19)}Z`;
   if (age.textContent !== text) age.textContent = text;
 }
 
 if (live) {
-  live.addEventListener("htmx:sse:after:message", () => { seenAt = Date.now(); problem = ""; showAge(); });
+  live.addEventListener("htmx:sse:after:message", () => { seenAt = Date.now(); isLive = true; problem = ""; showAge(); });
   live.addEventListener("problem", (event) => { seenAt = Date.now(); problem = event.detail.data; showAge(); });
-  live.addEventListener("alive", () => { seenAt = Date.now(); });
+  live.addEventListener("alive", () => { seenAt = Date.now(); isLive = true; });
   live.addEventListener("end", (event) => { problem = event.detail.data; showAge(); });
   setInterval(showAge, SECOND_MS);
 }
