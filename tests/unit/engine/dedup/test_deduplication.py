@@ -12,6 +12,7 @@ from tests.support.worlds.engine_world import TOPIC
 from tests.support.worlds.packed_worlds import floors, forget_derived_files, move_floor, pack_all
 from tidemill.broker.engine.dedup.config import DedupConfig
 from tidemill.broker.engine.dedup.deduplication import RepeatedSend
+from tidemill.broker.engine.dedup.key_memory import COUNTED_BYTES
 from tidemill.broker.engine.dedup.key_table import KEY_BYTES
 from tidemill.broker.engine.layout.numbers import HalfId, TimerId
 from tidemill.broker.engine.metadata.dedup_policy import DedupKeySource, DedupMode, KeyPlacement
@@ -630,12 +631,29 @@ def test_a_share_of_all_memory_takes_none_that_other_topics_use() -> None:
     topic = catalog.topics[catalog.topic_ids["small"]]
     used, bound = deduplication.memory.shared()
     assert bound == 0 < used
-    assert f"and use {used}; messages with new keys" in deduplication.share_warning(topic)
+    assert f"they use {used}; messages with new keys" in deduplication.share_warning(topic)
     deduplication.memory.memory_bytes = world.engine.key_tables.memory_bytes + 100 * KEY_BYTES
     with pytest.raises(Overloaded, match="other topics use a part of them"):
         store_new_keys(world, 1_000, topic="small")
     assert len(world.rows(topic="small")) >= 100
     assert world.engine.key_tables.memory_bytes <= deduplication.memory.memory_bytes
+
+
+@pytest.mark.parametrize("other_share_bytes", [None, 1 << 20])
+def test_a_lower_share_gives_others_no_memory_that_its_keys_still_use(
+    other_share_bytes: int | None,
+) -> None:
+    world = DedupWorld(dedup=DedupConfig(memory_bytes=2 << 20))
+    world.turn_on(topic="lowered", memory_bytes=2 << 20)
+    with pytest.raises(Overloaded):
+        store_new_keys(world, 100_000, topic="lowered")
+    world.turn_on(topic="lowered", memory_bytes=1 << 20)
+    share = {} if other_share_bytes is None else {"memory_bytes": other_share_bytes}
+    world.turn_on(topic="other", **share)
+    with pytest.raises(Overloaded):
+        store_new_keys(world, 100_000, topic="other")
+    # The table of the other topic takes some bytes without keys, too.
+    assert world.engine.key_tables.memory_bytes <= (2 << 20) + COUNTED_BYTES
 
 
 def test_a_share_beside_enough_memory_has_no_warning(world: DedupWorld) -> None:

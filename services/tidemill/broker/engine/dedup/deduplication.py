@@ -263,8 +263,9 @@ class Deduplication:
             return ""
         return (
             f"topics without a share have {bound_bytes} of {self.memory.memory_bytes} bytes"
-            f" (dedup_memory_bytes) for dedup keys, and use {used_bytes}; messages with new keys of"
-            f" these topics are rejected until they use less"
+            f" (dedup_memory_bytes) for dedup keys; with the keys above the shares of other topics,"
+            f" they use {used_bytes}; messages with new keys of topics without a share are rejected"
+            f" until that is less"
         )
 
     def _checked_policy(self, topic: Topic, version: int) -> DedupPolicy:

@@ -16,7 +16,7 @@ COUNTED_TABLES: Final = 1_000  # of one count, about a millisecond
 class CountedTable(NamedTuple):
     """The memory of a topic, as of the last count of its table."""
 
-    used_bytes: int  # of a topic with a share: the share
+    used_bytes: int  # of a topic with a share: at least the share
     share_bytes: int  # 0: it has no share
     table_bytes: int  # of its keys
 
@@ -79,6 +79,8 @@ class KeyMemory:
         """Whether a topic with a share may take another key."""
         if table_bytes + KEY_BYTES > self.bound_of_share(share_bytes):
             return False
+        if self._tables.has_new_share:
+            self.count_some()
         if self._used_bytes <= self.memory_bytes:
             return True
         # The other topics use a part of this share until their windows are over.
@@ -95,7 +97,10 @@ class KeyMemory:
         return max(self.memory_bytes - self._share_bytes, 0)
 
     def shared(self) -> tuple[int, int]:
-        """Return the memory that topics without a share use together, and its bound."""
+        """Return the memory that topics use beside the shares, and its bound.
+
+        It includes the keys of a topic that uses more than its share.
+        """
         self.count_all()
         return self._used_bytes - self._share_bytes, self._shared_bound
 
@@ -112,6 +117,7 @@ class KeyMemory:
         self._uncounted_bytes += self._granted_bytes - self.rest_bytes
         if not changed:
             self._uncounted_bytes = 0
+            self._tables.has_new_share = False
         # Between two counts, a key counts as `KEY_BYTES`, and an index may grow by more.
         left_bytes = self.memory_bytes - self._used_bytes - self._uncounted_bytes
         self.rest_bytes = self._granted_bytes = min(left_bytes, COUNTED_BYTES)
@@ -124,7 +130,9 @@ class KeyMemory:
         now = NOT_COUNTED
         if table is not None:
             share_bytes = (0 if policy is None else policy.memory_bytes) or 0
-            now = CountedTable(share_bytes or table.memory_bytes, share_bytes, table.memory_bytes)
+            # After a share is lowered, the table is larger until its windows are over.
+            used_bytes = max(share_bytes, table.memory_bytes)
+            now = CountedTable(used_bytes, share_bytes, table.memory_bytes)
             self._counted[topic_id] = now
         else:
             self._on_forgotten(topic_id)

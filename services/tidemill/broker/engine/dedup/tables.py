@@ -57,6 +57,7 @@ class KeyTables:
         self.may_have_rows = False  # a sweep that finds none resets it
         self.open_spreads: dict[TopicId, None] = {}  # topics whose keys move to other owners
         self.changed: set[TopicId] = set()  # since the last count of the memory
+        self.has_new_share = False  # a share may have changed since all tables were counted
 
     @property
     def memory_bytes(self) -> int:
@@ -200,6 +201,7 @@ class KeyTables:
         """Apply the record of a topic, whose item has times by the clock of keys."""
         self.open_spreads.pop(topic.id, None)
         self.changed.add(topic.id)
+        self.has_new_share = True
         if topic.dedup is None:
             self.tables.pop(topic.id, None)
             return
