@@ -418,3 +418,38 @@ def test_a_recovered_half_message_takes_its_key_only_at_the_owner() -> None:
     world.recover(half_id)
     assert world.rows() == []
     assert cluster.look_up("broker-1", key, placement) == UNKNOWN
+
+
+def test_a_recovered_half_message_takes_no_key_that_moves_back_to_its_broker_group() -> None:
+    """The broker group that owned the key in the meantime may know it until the spread ends."""
+    cluster = SpreadWorld(window_ms=2_000)
+    cluster.home.set_policy(PolicyChange(first_check_ms=1_000, period_ms=1_000, attempts=1))
+    cluster.note_snapshot()
+    cluster.deliver("broker-1")
+    cluster.join("broker-2")
+    world, old = cluster.worlds["broker-1"], cluster.topic().placement
+    planned = cluster.home.engine.key_spreads.spread(TOPIC, is_dry=True, now_ms=0).placement
+    key = moved_key(planned, "broker-1")
+    assert owner_of_key(key.encode(), planned.groups) == "broker-2"
+    half_id = HalfId(cluster.send(key, "half", old, is_half=True).half_id)
+    cluster.advance(1_000)
+    world.write_checks()
+    cluster.advance(1_000)
+    cluster.spread()
+    cluster.advance(7_000)
+    for _ in range(2):
+        for name in ("broker-1", "broker-2"):
+            cluster.report(name)
+        cluster.advance(1_500)
+    assert not cluster.topic().placement.before
+    for name in ("broker-1", "broker-2"):
+        cluster.deliver(name)
+    cluster.send(key, "other", cluster.topic().placement)
+    cluster.report_levels()
+    cluster.home.engine.broker_groups.drain("broker-2", cluster.home.now_ms)
+    cluster.home.commit()
+    back = cluster.spread()
+    assert back.before
+    assert owner_of_key(key.encode(), back.groups) == "broker-1"
+    world.recover(half_id)
+    assert world.rows() == []

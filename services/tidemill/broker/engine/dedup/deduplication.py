@@ -26,7 +26,12 @@ from tidemill.broker.engine.layout.dedup import (
 )
 from tidemill.broker.engine.layout.numbers import HalfId, TimerId, TopicId
 from tidemill.broker.engine.metadata.catalog import Catalog, Topic
-from tidemill.broker.engine.metadata.dedup_policy import DedupKeySource, DedupMode, DedupPolicy
+from tidemill.broker.engine.metadata.dedup_policy import (
+    DedupKeySource,
+    DedupMode,
+    DedupPolicy,
+    KeyPlacement,
+)
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.common.errors import (
     Conflict,
@@ -218,8 +223,8 @@ class Deduplication:
             return None
         key, is_message_id = found
         group = fields.message_group
-        if not group and self._owner_of(topic.placement.groups, key) != self._catalog.broker_name:
-            return None  # The owner may have stored another message with it.
+        if not group and not self._is_only_owner(topic.placement, key):
+            return None  # Another owner may have stored another message with it.
         hash_ = self.hash_of(topic.id, group, key, is_message_id)
         if self.find_known(topic.id, topic.dedup, hash_) is not None:
             raise Conflict(
@@ -334,6 +339,11 @@ class Deduplication:
             return groups[0] if len(groups) == 1 else owner_of_key(key, groups)
         home = self._catalog.membership.home
         return self._catalog.broker_name if home is None else home.name
+
+    def _is_only_owner(self, placement: KeyPlacement, key: bytes) -> bool:
+        """Whether this broker group owns a key and has owned it before an open spread, too."""
+        lists = (placement.groups, placement.before or placement.groups)
+        return all(self._owner_of(one, key) == self._catalog.broker_name for one in lists)
 
     def _check_owner(self, topic: Topic, key: bytes, key_version: int) -> None:
         """Raise KeyOwnerChanged unless this broker group may take a key that it does not know.
