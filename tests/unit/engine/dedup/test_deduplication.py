@@ -590,6 +590,37 @@ def test_an_idle_engine_has_no_work_for_keys(world: DedupWorld) -> None:
     assert world.engine.deduplication.next_due_ms(world.now_ms) is None
 
 
+def test_a_key_that_is_over_is_taken_again_before_the_sweep_removes_it(world: DedupWorld) -> None:
+    world.store("a", key="k")
+    world.now_ms += WINDOW_MS  # without a sweep
+    world.store("b", key="k")
+    assert world.repeat("c", key="k").message_id == "id-b"
+
+
+def test_a_key_stays_known_at_a_start_after_a_step_of_the_wall_clock(world: DedupWorld) -> None:
+    """The checkpoint has the step of the clock, which the record of the key noted."""
+    world.store("a", key="before")
+    world.checkpoint()
+    world.restart()
+    world.note_round()
+    world.wall_step_ms = HOUR_MS
+    world.store("b", key="k")
+    world.checkpoint()
+    world.restart()
+    world.repeat("c", key="k")
+
+
+def test_a_recovered_half_message_takes_its_message_id_as_the_key(world: DedupWorld) -> None:
+    world.set_policy(PolicyChange(first_check_ms=1_000, period_ms=1_000, attempts=1))
+    half = world.store("a", message_id="m-1", is_half=True)
+    world.advance(1_000)
+    world.write_checks()
+    world.advance(1_000)
+    world.run_due()
+    world.recover(HalfId(half.half_id))
+    world.repeat("b", message_id="m-1")
+
+
 def test_topics_without_a_share_use_the_rest_of_the_memory_together() -> None:
     world = DedupWorld()
     world.turn_on()

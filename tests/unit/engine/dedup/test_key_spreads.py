@@ -400,6 +400,18 @@ def test_many_open_spreads_are_looked_at_in_bounded_turns() -> None:
     assert [spreads.run_due(cluster.home.now_ms) for _ in range(4)] == [True, True, False, False]
 
 
+def test_a_spread_ends_after_a_start_from_a_checkpoint() -> None:
+    cluster, _ = spread_to_third(window_ms=2_000)
+    for world in cluster.worlds.values():
+        world.checkpoint()
+        world.restart()
+    for _ in range(5):
+        cluster.advance(1_500)
+        for name in ("broker-1", "broker-2"):
+            cluster.report(name)
+    assert not cluster.topic().placement.before
+
+
 def test_a_recovered_half_message_takes_its_key_only_at_the_owner() -> None:
     cluster = SpreadWorld()
     cluster.join("broker-2")
