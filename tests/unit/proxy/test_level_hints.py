@@ -41,11 +41,11 @@ class Asked:
     def watches(self) -> dict[str, PairWatch]:
         return self.polling.pairs[self.key].watches
 
-    def hint(self, name: str, levels: HintLevels | None) -> None:
+    def hint(self, name: str, levels: HintLevels | None, count: int = 1) -> None:
         """Answer the notification in flight, if there is one."""
         watch = self.watches()[name]
         if watch.number:
-            self.polling.notified(watch, watch.number, 1, NOW_MS, levels=levels)
+            self.polling.notified(watch, watch.number, count, NOW_MS, levels=levels)
 
     def notifications(self, name: str) -> list[int]:
         """Return the levels that new notifications to a broker wait for."""
@@ -188,3 +188,48 @@ def test_a_fair_pop_that_finds_only_high_messages_is_repeated_for_all_levels() -
     asked.finds_nothing(poll, LeftMessages(1, HintLevels(7, 3, 0)))
     assert isinstance(poll.step, PopStep)
     assert poll.step.level_below == 0
+
+
+def begin_fair_pop(asked: Asked, poll_ms: int, *, count: int = 1) -> PairPoll:
+    """Begin a poll with a fair pop at `b`, which has `count` messages of level 6."""
+    asked.polling.cancel(asked.begin(20_000), NOW_MS)
+    asked.hint("a", HintLevels(7, 2, 0))
+    asked.hint("b", HintLevels(6, 1, 0), count)
+    asked.finds(asked.begin(20_000, factor=50), {7: 1})
+    asked.hint("a", HintLevels(7, 2, 0))
+    poll = asked.begin(poll_ms, factor=50)
+    assert isinstance(poll.step, PopStep)
+    assert (poll.step.broker, poll.step.level_below) == ("b", 7)
+    return poll
+
+
+def test_a_fair_pop_below_two_higher_levels_keeps_the_hint_of_its_broker() -> None:
+    """Another consumer has taken level 6. Levels 9 and 8 have arrived."""
+    asked = Asked()
+    poll = begin_fair_pop(asked, 20_000)
+    asked.finds_nothing(poll, LeftMessages(3, HintLevels(9, 3, 4)))
+    assert asked.watches()["b"].known_level == 9
+
+
+def test_a_fair_pop_that_misses_a_lower_message_counts_as_a_miss() -> None:
+    """The broker counts a message below level 7 and cannot read it."""
+    asked = Asked()
+    asked.finds_nothing(begin_fair_pop(asked, 20_000), LeftMessages(2, HintLevels(7, 3, 4)))
+    assert asked.watches()["b"].not_before_ms > NOW_MS
+
+
+def test_a_fair_pop_with_a_filter_that_finds_nothing_asks_its_broker_again_at_once() -> None:
+    """The broker may have higher levels, and its answer does not name them."""
+    asked = Asked(FILTERED)
+    poll = begin_fair_pop(asked, 20_000, count=9)
+    asked.polling.take_actions()
+    asked.finds_nothing(poll, None)
+    assert asked.notifications("b") == [0]
+
+
+def test_a_short_poll_with_a_filter_repeats_a_fair_pop_for_all_levels() -> None:
+    asked = Asked(FILTERED)
+    poll = begin_fair_pop(asked, 0)
+    asked.finds_nothing(poll, None)
+    asked.finds_nothing(poll, None)
+    assert poll.step == PopStep("b", 0)

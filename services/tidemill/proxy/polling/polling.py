@@ -60,12 +60,14 @@ class LeftMessages(NamedTuple):
     ready_count: int
     levels: HintLevels | None  # None without messages
 
-    def are_outside(self, step: PopStep) -> bool:
-        """Whether it is known that no message is left that the pop could take."""
+    def may_be_outside(self, step: PopStep) -> bool:
+        """Whether the pop may have found nothing because it could take none of these messages."""
         if not self.ready_count or self.levels is None:
             return not self.ready_count
         highest = self.levels.highest
-        is_above = highest >= step.level_below > 0 and not self.levels.oldest_lower_at_ms
+        # The lower messages may be above the pop, too, unless its bound is the highest level.
+        has_lower = highest == step.level_below and self.levels.oldest_lower_at_ms
+        is_above = highest >= step.level_below > 0 and not has_lower
         return highest < step.level_min or is_above
 
 
@@ -250,14 +252,15 @@ class Polling:
             return
         if is_hinted:
             self.counts.followed(pair.key, is_hit=bool(count))
-        if left is not None and (count or left.are_outside(poll.step)):
+        if left is not None and (count or left.may_be_outside(poll.step)):
             # Without a message, another consumer was faster. The hint was right.
             watch.left(left.ready_count, left.levels, now_ms)
         elif count:
             watch.hit(count - is_hinted)
-        elif is_hinted:
+        elif is_hinted and (left is not None or not poll.step.level_below):
             watch.missed(now_ms)
         else:
+            # A fair pop does not take the highest levels, so the next notification has no delay.
             watch.hint_count = 0
         _note_hint(watch)
 
