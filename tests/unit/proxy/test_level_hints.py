@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tidemill.proxy.filters import EVERY_MESSAGE, WantedMessages
 from tidemill.proxy.polling.counts import PollCounts
 from tidemill.proxy.polling.level_order import HintLevels
@@ -233,3 +235,19 @@ def test_a_short_poll_with_a_filter_repeats_a_fair_pop_for_all_levels() -> None:
     asked.finds_nothing(poll, None)
     asked.finds_nothing(poll, None)
     assert poll.step == PopStep("b", 0)
+
+
+@pytest.mark.parametrize("key", [EVERY, FILTERED])
+def test_fair_pops_of_a_poll_that_find_nothing_come_to_an_end(key: PairKey) -> None:
+    """Other consumers are always faster, or the broker counts messages that it cannot read."""
+    asked = Asked(key)
+    poll = begin_fair_pop(asked, 20_000, count=9)
+    left = None if key is FILTERED else LeftMessages(3, HintLevels(9, 3, 4))
+    pops = 0
+    while isinstance(poll.step, PopStep):
+        asked.finds_nothing(poll, left)
+        asked.hint("a", HintLevels(7, 2, 0))
+        asked.hint("b", HintLevels(6, 1, 0), 9)
+        pops += 1
+        assert pops < 10
+    assert all(watch.not_before_ms > NOW_MS for watch in asked.watches().values())
