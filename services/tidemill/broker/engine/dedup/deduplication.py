@@ -26,12 +26,7 @@ from tidemill.broker.engine.layout.dedup import (
 )
 from tidemill.broker.engine.layout.numbers import HalfId, TimerId, TopicId
 from tidemill.broker.engine.metadata.catalog import Catalog, Topic
-from tidemill.broker.engine.metadata.dedup_policy import (
-    DedupKeySource,
-    DedupMode,
-    DedupPolicy,
-    KeyPlacement,
-)
+from tidemill.broker.engine.metadata.dedup_policy import DedupKeySource, DedupMode, DedupPolicy
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.common.errors import (
     Conflict,
@@ -223,7 +218,9 @@ class Deduplication:
             return None
         key, is_message_id = found
         group = fields.message_group
-        if not group and not self._is_only_owner(topic.placement, key):
+        lists = (topic.placement.groups, topic.placement.before or topic.placement.groups)
+        own_name = self._catalog.broker_name
+        if not group and any(self._owner_of(one, key) != own_name for one in lists):
             return None  # Another owner may have stored another message with it.
         hash_ = self.hash_of(topic.id, group, key, is_message_id)
         if self.find_known(topic.id, topic.dedup, hash_) is not None:
@@ -268,9 +265,8 @@ class Deduplication:
             return ""
         return (
             f"topics without a share have {bound_bytes} of {self.memory.memory_bytes} bytes"
-            f" (dedup_memory_bytes) for dedup keys; with the keys above the shares of other topics,"
-            f" they use {used_bytes}; messages with new keys of topics without a share are rejected"
-            f" until that is less"
+            f" (dedup_memory_bytes) for dedup keys; with keys above other shares, they use"
+            f" {used_bytes}; messages with new keys of these topics are rejected until that is less"
         )
 
     def _checked_policy(self, topic: Topic, version: int) -> DedupPolicy:
@@ -339,11 +335,6 @@ class Deduplication:
             return groups[0] if len(groups) == 1 else owner_of_key(key, groups)
         home = self._catalog.membership.home
         return self._catalog.broker_name if home is None else home.name
-
-    def _is_only_owner(self, placement: KeyPlacement, key: bytes) -> bool:
-        """Whether this broker group owns a key and has owned it before an open spread, too."""
-        lists = (placement.groups, placement.before or placement.groups)
-        return all(self._owner_of(one, key) == self._catalog.broker_name for one in lists)
 
     def _check_owner(self, topic: Topic, key: bytes, key_version: int) -> None:
         """Raise KeyOwnerChanged unless this broker group may take a key that it does not know.
@@ -428,10 +419,8 @@ class Deduplication:
         left = SWEPT_A_SLICE
         while self._sweeping and left > 0:
             left -= 1
-            table, policy = (
-                tables.get(self._sweeping[-1]),
-                self.tables.policy_of(self._sweeping[-1]),
-            )
+            topic_id = self._sweeping[-1]
+            table, policy = tables.get(topic_id), self.tables.policy_of(topic_id)
             if table is not None and policy is not None and len(table):
                 self.tables.may_have_rows = True
                 over_ms = now_ms - policy.window_ms
