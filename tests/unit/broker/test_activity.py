@@ -187,7 +187,7 @@ def test_the_progress_is_unknown_until_a_pass_has_ended() -> None:
         world.rounds.read = refuse  # type: ignore[method-assign]  # a scrape that fails
         world.advance(LAG_AGE_MS_MAX)
         await world.lag_reader()
-        world.rounds.read = begin  # type: ignore[method-assign]
+        world.rounds.read = begin  # type: ignore[method-assign]  # as before
         page = await world.admin.GetActivity(pb.GetActivityRequest(after_topic_id=2**31))
         assert not any(group.has_progress for group in page.groups)
         assert (await world.groups())["early"].has_progress
@@ -262,8 +262,8 @@ def test_a_round_reads_a_limited_number_of_queues_and_topics() -> None:
 
             return add_some
 
-        world.admin._add_topics = counted(add_topics)  # type: ignore[method-assign]
-        world.admin._add_groups = counted(add_groups)  # type: ignore[method-assign]
+        world.admin._add_topics = counted(add_topics)  # type: ignore[method-assign]  # counts slices
+        world.admin._add_groups = counted(add_groups)  # type: ignore[method-assign]  # counts slices
         await world.pages()
         assert most <= PROGRESS_A_ROUND
         assert activity.TOPICS_A_SLICE <= most_rows <= activity.PAIRS_A_SLICE
@@ -284,7 +284,7 @@ def test_two_callers_share_one_pass() -> None:
             begins += 1
             begin()
 
-        reader._begin = counted  # type: ignore[method-assign]
+        reader._begin = counted  # type: ignore[method-assign]  # counts slices
         await asyncio.gather(reader(), reader(), world.admin.GetActivity(pb.GetActivityRequest()))
         assert begins == 1
         assert reader.lag.now_ms == world.clock.wall_ms()

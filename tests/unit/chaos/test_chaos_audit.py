@@ -49,7 +49,7 @@ BOTH = [delivery_to("simple"), delivery_to("push")]
 
 
 def test_a_finding_of_only_one_side_is_a_difference() -> None:
-    lost = [SEND, *seen("simple")]  # Nobody gave it to the push consumers.
+    lost = [SEND, *seen("simple")]  # No push consumer got it.
     given = [delivery_to("simple")]
     assert not compared(lost, [found("missing", KEY, "push")], given).differences
     assert compared(lost, [], given).differences == [

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
+from tidemill.admin.console.forms import Field, FieldKind, InvalidField
 from tidemill.admin.console.rendering import render
 from tidemill.admin.console.rest_calls import CallProblem, Document, RestCalls
 from tidemill.admin.http.browser_defences import POLICY
@@ -51,6 +52,14 @@ class PageCall:
     def get(self, name: str) -> str | None:
         """Return a query parameter; None if it is missing or empty."""
         return self.query.get(name, "").strip() or None
+
+    def instant_ms(self, name: str) -> int | None:
+        """Return a query parameter as a time; None if it is missing or malformed."""
+        text = self.get(name)
+        try:
+            return None if text is None else int(Field(name, name, FieldKind.TIME).value_of(text))
+        except InvalidField:
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def test_the_style_sheet_is_small() -> None:
 
 def test_no_template_has_inline_script_or_style() -> None:
     for name in templates().list_templates():
-        source, _, _ = templates().loader.get_source(templates(), name)  # type: ignore[union-attr]
+        source, _, _ = templates().loader.get_source(templates(), name)  # type: ignore[union-attr]  # It has a loader.
         assert not EVENT_HANDLER.search(source), name
         assert "|safe" not in source.replace(" ", ""), name
         assert "<style" not in source

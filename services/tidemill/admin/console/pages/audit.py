@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidemill.admin.console.forms import Field, FieldKind, InvalidField
 from tidemill.admin.console.page import Page, PageCall, Values, url
 
 ROWS: Final = 50  # per page
@@ -19,8 +18,8 @@ async def load_audit(call: PageCall) -> Values:
         "/audit",
         pageSize=ROWS,
         pageToken=call.get("pageToken"),
-        fromMs=_instant(call, "from"),
-        toMs=_instant(call, "to"),
+        fromMs=call.instant_ms("from"),
+        toMs=call.instant_ms("to"),
         **kept,
     )
     token = found.get("nextPageToken")
@@ -32,14 +31,6 @@ async def load_audit(call: PageCall) -> Values:
         "unreachable": found.get("unreachable", []),
         "next": url("/audit", pageToken=token, **kept, **range_) if token else "",
     }
-
-
-def _instant(call: PageCall, name: str) -> int | None:
-    text = call.get(name)
-    try:
-        return None if text is None else int(Field(name, name, FieldKind.TIME).value_of(text))
-    except InvalidField:
-        return None
 
 
 PAGES: Final = (Page("/audit", "audit", load_audit, is_live=False),)

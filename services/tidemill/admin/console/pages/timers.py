@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from tidemill.admin.console.actions import PageAction, Rows
-from tidemill.admin.console.forms import Field, FieldKind, InvalidField
+from tidemill.admin.console.forms import Field, FieldKind
 from tidemill.admin.console.page import Page, PageCall, Values, url
 from tidemill.admin.console.rendering import DAY_MS, HOUR_MS, SECOND_MS, bytes_text, time_text
 from tidemill.admin.console.rest_calls import Document
@@ -165,18 +165,7 @@ def _range(call: PageCall, step_ms: int) -> tuple[int | None, int | None]:
     at_s = call.get("at") or ""
     if at_s.isdecimal() and len(at_s) <= SECONDS_DIGITS:
         return int(at_s) * SECOND_MS, int(at_s) * SECOND_MS + step_ms
-    return _instant(call, "from"), _instant(call, "to")
-
-
-def _instant(call: PageCall, name: str) -> int | None:
-    text = call.get(name)
-    if text is None:
-        return None
-    try:
-        value: int = Field(name, name, FieldKind.TIME).value_of(text)
-    except InvalidField:
-        return None
-    return value
+    return call.instant_ms("from"), call.instant_ms("to")
 
 
 async def load_timer(call: PageCall) -> Values:
