@@ -34,6 +34,7 @@ from tidemill.admin.routes import (
     deliveries,
     history,
     messages,
+    processes,
     quotas,
     replicas,
     roles,
@@ -94,6 +95,7 @@ ROUTES = (
     broker_groups,
     replicas,
     storage,
+    processes,
     users,
     tokens,
     roles,
@@ -178,6 +180,7 @@ def create_app(
     app.state.activity = ActivitySampler(brokers, clock)  # The process runs it.
     app.state.timer_histograms = TimerHistograms(brokers)  # The process runs it, too.
     app.state.send_quotas = None  # The process sets them.
+    app.state.processes = None  # The same.
     app.state.api = None  # The application behind its access control, which the process sets.
     app.state.composer = Composer(clock, item_bytes_max=item_bytes_max)
     routers = [routes.router for routes in ROUTES]

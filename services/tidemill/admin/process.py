@@ -32,6 +32,7 @@ from tidemill.admin.cluster.first_admin import (
 from tidemill.admin.cluster.item_copy import ItemCopy
 from tidemill.admin.cluster.job_users import JobUserUpkeep
 from tidemill.admin.cluster.master_addresses import MasterAddresses
+from tidemill.admin.cluster.processes import Processes
 from tidemill.admin.cluster.security_client import SecurityClient
 from tidemill.admin.cluster.security_copy import AdminSecurityCopy
 from tidemill.admin.grpc.calls import AdminParts
@@ -67,6 +68,7 @@ from tidemill.security.quotas import QUOTA
 from tidemill.security.table import parse_mode
 from tidemill.transport.aio import metrics
 from tidemill.transport.aio.misuse_log import MisuseLog
+from tidemill.transport.aio.process_service import ProcessService
 from tidemill.transport.aio.tls import (
     Certificates,
     ReloadableCredentials,
@@ -164,6 +166,14 @@ async def serve(settings: AdminSettings) -> None:
                 process=settings.name or "admin",
                 needs_identity=True,
             )
+            own = ProcessService(
+                "admin",
+                node_id,
+                settings,
+                clock.wall_ms,
+                is_ready=lambda: readiness.report().is_ready,
+            )
+            app.state.processes = Processes(own, brokers, controllers, credentials)
             await enter(app.state.activity.running())
             await enter(app.state.timer_histograms.running())
             identities = identities_of(app, settings, token, copy, issuer_keys)
@@ -190,6 +200,7 @@ async def serve(settings: AdminSettings) -> None:
             port = listeners[0].getsockname()[1]
             address = f"{scheme}://{HostPort(without_brackets(settings.host), port)}"
             addresses = {name: server.address for name, server in grpc_servers.items()}
+            own.address = address
             announce_ready(settings.supervisor_fd, admin=address, metrics=scrapes.url, **addresses)
             warn_about_open_doors(settings, address)
             log.info("admin serves", admin=address, metrics=scrapes.url, **addresses)

@@ -45,6 +45,7 @@ from tidemill.common.metrics_server import MetricsServer
 from tidemill.common.readiness import ProcessReadiness
 from tidemill.common.replica_group import name_in_cluster
 from tidemill.common.scrape_access import scrape_access_of
+from tidemill.transport.aio.process_service import ProcessService
 from tidemill.transport.aio.tls import newest_context
 
 if TYPE_CHECKING:
@@ -89,6 +90,14 @@ class BrokerProcess:
         self._stop = stop
         self._clock = SystemClock()
         self._is_announced = False
+        self._readiness = ProcessReadiness()  # of the current life
+        self._process = ProcessService(
+            "broker",
+            self._node_id,
+            settings,
+            self._clock.wall_ms,
+            is_ready=lambda: self._readiness.report().is_ready,
+        )
 
     async def live_alone(self) -> None:
         """Serve until the stop, as a broker without replicas."""
@@ -135,10 +144,13 @@ class BrokerProcess:
             except LogRejected as rejected:
                 await mending.mend(rejected)
 
-    def _registry(self) -> Registry:
+    @property
+    def _node_id(self) -> str:
         settings = self._settings
-        node_id = settings.node_id or settings.replica_name or settings.name
-        return Registry(cluster=settings.cluster, node_type="broker", node_id=node_id)
+        return settings.node_id or settings.replica_name or settings.name
+
+    def _registry(self) -> Registry:
+        return Registry(cluster=self._settings.cluster, node_type="broker", node_id=self._node_id)
 
     def _metrics_server(
         self, registry: Registry, readiness: ProcessReadiness, lag: LagReader, sizes: SizeReader
@@ -162,9 +174,8 @@ class BrokerProcess:
         replica_engine: ReplicaEngine | None = None,
         replicas: ReplicaShell | None = None,
     ) -> None:
-        settings, clock = self._settings, self._clock
-        registry = self._registry()
-        readiness = ProcessReadiness(
+        settings, clock, registry = self._settings, self._clock, self._registry()
+        readiness = self._readiness = ProcessReadiness(
             find_missing=lambda: "" if replicas is None else replicas.lacks()
         )
         traffic, lag, sizes = Traffic(), Lag(), TopicSizes()
@@ -206,6 +217,7 @@ class BrokerProcess:
                 lag_reader,
                 members,
                 settings,
+                self._process,
                 newest_context(self._cluster) if self._cluster else None,
                 replicas,
             ) as server,
@@ -249,6 +261,7 @@ class BrokerProcess:
 
     def _announce(self, grpc: str, metrics_url: str) -> None:
         """Announce the addresses once; the next lives of the store serve at the same ones."""
+        self._process.address = grpc
         if self._is_announced:
             return
         self._is_announced = True

@@ -22,6 +22,7 @@ from tidemill.cli import (
     filters,
     groups,
     messages,
+    process_commands,
     quotas,
     release,
     roles,
@@ -87,6 +88,7 @@ app.add_typer(filters.app, name="filter")
 app.add_typer(clients.app, name="client")
 app.add_typer(broker_groups.app, name="broker-group")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(process_commands.app, name="process")
 app.add_typer(storage.app, name="storage")
 app.add_typer(store.app, name="store")
 app.add_typer(security.app, name="security")
@@ -159,6 +161,7 @@ for _noun in (
     clients,
     broker_groups,
     cluster,
+    process_commands,
 ):
     for _command in _noun.app.registered_commands:
         _command.epilog = "Options for the admin API, such as --admin: see tidemill --help."

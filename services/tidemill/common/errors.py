@@ -228,6 +228,10 @@ class ProxyNotFound(RequestError):
     """The proxy is not connected to this broker."""
 
 
+class ProcessNotFound(RequestError):
+    """The cluster has no process with this name."""
+
+
 class ClientMute(RequestError):
     """The client is connected and has no telemetry stream for a question."""
 
@@ -333,6 +337,10 @@ class ProxyUnreachable(UnavailableError):
     """The proxy is disconnected or does not answer."""
 
 
+class ProcessUnreachable(UnavailableError):
+    """The process does not answer."""
+
+
 class ClientTimeout(UnavailableError):
     """The client did not answer in time; it may have performed the operation."""
 
@@ -394,6 +402,7 @@ CODES: dict[type[ServiceError], Codes] = {
     LogChanged: Codes(40019, HTTPStatus.CONFLICT),
     ClientNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     ProxyNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
+    ProcessNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     ClientMute: Codes(42800, HTTPStatus.CONFLICT),
     ClientCannot: Codes(50100, HTTPStatus.NOT_IMPLEMENTED),
     MessageBodyTooLarge: Codes(41301, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
@@ -414,6 +423,7 @@ CODES: dict[type[ServiceError], Codes] = {
     BrokerUnreachable: Codes(50001, HTTPStatus.BAD_GATEWAY),
     BrokerGroupUnreachable: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     ProxyUnreachable: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
+    ProcessUnreachable: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     ClientTimeout: Codes(50400, HTTPStatus.GATEWAY_TIMEOUT),
     VersionUnsupported: Codes(50501, HTTPStatus.CONFLICT),
     NotBuilt: Codes(50100, HTTPStatus.NOT_IMPLEMENTED),

@@ -127,6 +127,7 @@ KNOWN_KEYS = frozenset(
         "security_job_users_dir",
         "security_key_file",
         "security_stale_max_ms",
+        "slow_call_ms",
         "stall_limit_ms",
         "stop_timeout_ms",
         "supervisor_fd",

@@ -65,7 +65,20 @@ class LogStream(io.TextIOBase):
         return True
 
 
-_severity = logging.INFO  # the level in force
+class LogLevel:
+    """The level of the log of this process."""
+
+    def __init__(self) -> None:
+        self.severity = logging.INFO
+        self.is_debug = False  # hot paths check it before they build a line
+
+    @property
+    def text(self) -> str:
+        """The level as settings write it."""
+        return logging.getLevelName(self.severity).lower()
+
+
+LEVEL: Final = LogLevel()
 
 
 class _ProcessLogger(structlog.BoundLoggerBase):
@@ -74,8 +87,8 @@ class _ProcessLogger(structlog.BoundLoggerBase):
 
 def _use_level(level: str) -> int:
     """Let loggers write events from a level on, such as `info`. Return its number."""
-    global _severity  # A process has one log.
-    severity = _severity = logging.getLevelNamesMapping()[level.upper()]
+    severity = LEVEL.severity = logging.getLevelNamesMapping()[level.upper()]
+    LEVEL.is_debug = severity <= logging.DEBUG
     for name, method in vars(structlog.make_filtering_bound_logger(severity)).items():
         if callable(method) and not name.startswith("_"):
             setattr(_ProcessLogger, name, method)
@@ -85,17 +98,12 @@ def _use_level(level: str) -> int:
 def change_level(level: str) -> str:
     """Write events from a level on, such as `info`, until the process ends. Return the last level.
 
-    Loggers that exist follow it. Code that asked `is_debug` before does not.
+    Loggers that exist follow it.
     """
-    before = logging.getLevelName(_severity).lower()
+    before = LEVEL.text
     severity = _use_level(level)
     logging.getLogger().setLevel(max(severity, logging.WARNING))
     return before
-
-
-def is_debug() -> bool:
-    """Return whether debug lines are written; call it in constructors, not on hot paths."""
-    return _severity <= logging.DEBUG
 
 
 class TextRenderer:

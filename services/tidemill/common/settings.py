@@ -15,10 +15,10 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn, Self
+from typing import Any, ClassVar, Final, Literal, NoReturn, Self
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -37,6 +37,12 @@ from tidemill.common.known_settings import (
     unknown_variables,
 )
 from tidemill.common.setting_types import Flag, Names, Port
+
+# Sources of the value of a setting.
+DEFAULT: Final = "DEFAULT"
+FILE: Final = "FILE"
+ENVIRONMENT: Final = "ENVIRONMENT"
+FLAG: Final = "FLAG"
 
 
 class ProcessSettings(BaseSettings):
@@ -103,6 +109,16 @@ class ProcessSettings(BaseSettings):
         description="File descriptor for the readiness line; the standalone supervisor sets it.",
     )
 
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def note_sources(self, sources: dict[str, str]) -> None:
+        """Note where the values come from that are not defaults."""
+        self._sources = sources
+
+    def source_of(self, name: str) -> str:
+        """Return where the value of a setting comes from: FLAG, ENVIRONMENT, FILE or DEFAULT."""
+        return self._sources.get(name, DEFAULT)
+
     @classmethod
     def load(cls, arguments: Sequence[str]) -> Self:
         """Read the settings from `arguments`, the environment and the file they name.
@@ -129,11 +145,14 @@ class ProcessSettings(BaseSettings):
             if config:
                 unknown += unknown_keys(_keys_of(cls, config), config, known)
                 values.update(_SharedFile(cls, yaml_file=config)())
+            sources = dict.fromkeys(values, FILE)
             # Each source overrides the earlier ones.
-            values.update(_Variables(cls)())
+            for source, given in ((ENVIRONMENT, _Variables(cls)()), (FLAG, flags())):
+                values.update(given)
+                sources.update(dict.fromkeys(given, source))
             unknown += unknown_variables(known)
-            values.update(flags())
             settings = cls.model_validate(values)
+            settings.note_sources(sources)
         except ValidationError as error:
             reasons = [
                 f"  {'.'.join(map(str, item['loc'])) or 'settings'}: {_sentence(item['msg'])}"

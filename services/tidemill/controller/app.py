@@ -34,6 +34,7 @@ from tidemill.controller.server.service import ControllerService
 from tidemill.controller.settings import ControllerSettings
 from tidemill.controller.sqlite_store import SqliteStore
 from tidemill.transport.aio import metrics as transport_metrics
+from tidemill.transport.aio.process_service import ProcessService
 from tidemill.transport.aio.tls import (
     Certificates,
     ReloadableCredentials,
@@ -94,15 +95,23 @@ async def serve(settings: ControllerSettings) -> None:
                 metrics=counters,
                 is_leading=lease.is_leading,
             )
+            process = ProcessService(
+                "controller",
+                settings.node_id or settings.name,
+                settings,
+                clock.wall_ms,
+                is_ready=lambda: readiness.report().is_ready,
+            )
             registry.register(counters.collector(lambda: groups.by_name, lease.is_leading))
             registry.register(certificates.collect)
             async with (
                 background(groups, lease, store),
                 controller_server(
-                    service, settings, newest_context(tls) if tls else None
+                    service, process, settings, newest_context(tls) if tls else None
                 ) as server,
             ):
                 registry.register(functools.partial(transport_metrics.collect, server))
+                process.address = server.address
                 tune_garbage_collector()
                 readiness.phase = "serving"
                 announce_ready(settings.supervisor_fd, grpc=server.address, metrics=metrics.url)

@@ -20,6 +20,7 @@ from tidemill.common.metrics_server import MetricsServer
 from tidemill.common.readiness import ProcessReadiness
 from tidemill.common.repeating import repeating
 from tidemill.common.scrape_access import scrape_access_of
+from tidemill.common.slow_calls import SlowCalls
 from tidemill.message.client_key import ClientKey
 from tidemill.proxy.clients.clients import Clients
 from tidemill.proxy.clients.metrics import ClientMetrics
@@ -71,6 +72,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.aio.channel import connected
 from tidemill.transport.aio.connect import Connector
+from tidemill.transport.aio.process_service import ProcessService
 from tidemill.transport.aio.tls import (
     Certificates,
     ReloadableCredentials,
@@ -107,6 +109,7 @@ class ProxyParts:
     client_life: ClientLifecycle
     server: GrpcServer
     readiness: ProcessReadiness
+    process: ProcessService
 
 
 async def serve(settings: ProxySettings) -> None:
@@ -205,6 +208,7 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
     telemetry = telemetry_of(settings, cluster, clients, clock)
     client_life = ClientLifecycle(cluster, clients, polling, clock)
     pages = PullPages(calls)
+    slow_calls = SlowCalls(settings.slow_call_ms, clock.wall_ms)
     measures = ClientMetrics(
         registry, clock.monotonic_ms, knows_topic=cluster.knows_topic, knows=cluster.knows
     )
@@ -212,7 +216,7 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         wire(
             settings, cluster, polling, clients, telemetry, client_life, clock, calls, pages, sends
         ),
-        Boundary(metrics, clock),
+        Boundary(metrics, clock, slow_calls),
         MetricsReceiver(measures) if settings.client_metrics else None,
         pipeline_methods(pipeline_table(cluster, calls, pages, deliveries), metrics, gate)
         if settings.pipeline_source
@@ -234,6 +238,17 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         registry.register(collect)
     registry.register(lambda: access_log_metrics(access_log))
     registry.register(lambda: issuer_key_metrics(issuer_keys))
+    readiness = ProcessReadiness(
+        cluster.peers, unready_after_ms=settings.unready_after_ms, find_missing=gate.missing
+    )
+    process = ProcessService(
+        "proxy",
+        settings.name,
+        settings,
+        clock.wall_ms,
+        is_ready=lambda: readiness.report().is_ready,
+        slow_calls=slow_calls,
+    )
     relays = Relays(
         settings.name,
         cluster.masters,
@@ -250,6 +265,7 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
                 has_open_port=has_open_port(settings),
                 user_id=question.user_id,
             ),
+            process,
         ).answer,
         publishers=clients.publishers,
         connect=connect,
@@ -272,9 +288,8 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         clients=clients,
         client_life=client_life,
         server=server,
-        readiness=ProcessReadiness(
-            cluster.peers, unready_after_ms=settings.unready_after_ms, find_missing=gate.missing
-        ),
+        readiness=readiness,
+        process=process,
     )
 
 
@@ -287,6 +302,7 @@ def announce(settings: ProxySettings, parts: ProxyParts, *, metrics_url: str) ->
             logs_text=is_text_format(settings.log_format),
         )
     parts.metrics.is_serving, parts.readiness.phase = True, "serving"
+    parts.process.address = parts.server.address
     addresses = {"grpc": parts.server.address, "metrics": metrics_url}
     log.info("proxy serving", tls=settings.tls, **addresses)
     warn_of_open_port(settings, parts.cluster.security.mode)

@@ -44,6 +44,7 @@ class ProxySettings(FrontSettings, MessageSettings, SecuritySettings, ClusterTls
         "unready_": "Process",
         "security_stale_max_ms": "Brokers",
         "signature_age_max_ms": "Users and rights",
+        "slow_call_ms": "Logs and metrics",
     }
 
     name: str = Field("proxy-0", description="Name of this proxy, in its logs and metrics.")
@@ -70,6 +71,12 @@ class ProxySettings(FrontSettings, MessageSettings, SecuritySettings, ClusterTls
         f" in ms, against copied headers. At least {SIGNATURE_AGE_MS_MIN}, because Java, Go, Python"
         " and C# clients sign their local time as UTC. Exports of client metrics have no limit."
         " 0: without limit.",
+    )
+    slow_call_ms: int = Field(
+        500,
+        ge=1,
+        description="Keep calls that take at least this time, in ms, for `tidemill process"
+        " slow-calls`. Polls wait for messages, so they do not count.",
     )
     grpc_reflection: Flag = Field(
         True, description="Serve gRPC reflection, which tools read the methods from."

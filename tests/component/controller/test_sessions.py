@@ -28,6 +28,7 @@ from tidemill.controller.settings import ControllerSettings
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as replication
 from tidemill.transport.aio.channel import Channel, connected
+from tidemill.transport.aio.process_service import ProcessService
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 from tidemill.transport.replica_wire import from_member, from_view
@@ -88,7 +89,10 @@ async def controller(*, min_in_sync: int | None = 2) -> AsyncIterator[World]:
     )
     settings = ControllerSettings(grpc_port=0, drain_timeout_ms=100)
     watching = asyncio.ensure_future(groups.run())
-    async with controller_server(service, settings, None) as server:
+    process = ProcessService(
+        "controller", "controller-7", settings, clock.wall_ms, is_ready=lambda: True
+    )
+    async with controller_server(service, process, settings, None) as server:
         yield World(
             server.address,
             clock,

@@ -22,10 +22,12 @@ from tidemill.proxy.clients.clients import EXPIRY_MS, Client, Clients
 from tidemill.proxy.clients.questions import CLIENTS_MAX, Questions
 from tidemill.proxy.clients.relay import Relays
 from tidemill.proxy.clients.telemetry_streams import ClientAnswer
+from tidemill.proxy.settings import ProxySettings
 from tidemill.security.access_log import AccessLog
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.transport.aio.process_service import ProcessService
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 LONG_MS = 10_000
@@ -90,7 +92,14 @@ class World:
         self.user_id = 0
         self.security = pb.SecurityState(version=7, mode="on", key_ids=["k2", "k1"])
         questions = Questions(
-            self.clients, self.clock.monotonic_ms, self.access_log, self.kick, self.state_of
+            self.clients,
+            self.clock.monotonic_ms,
+            self.access_log,
+            self.kick,
+            self.state_of,
+            ProcessService(
+                "proxy", "proxy-7", ProxySettings(), self.clock.wall_ms, is_ready=lambda: True
+            ),
         )
         self.relays = Relays(
             "proxy-7",

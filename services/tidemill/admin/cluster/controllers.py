@@ -25,6 +25,23 @@ CALL_TIMEOUT_S: Final = 3.0  # per controller: it calls its store three times, a
 A = TypeVar("A")
 
 
+@contextlib.asynccontextmanager
+async def short_channel(
+    address: str, credentials: ReloadableCredentials[grpc.ChannelCredentials] | None
+) -> AsyncIterator[grpc.aio.Channel]:
+    """Open a channel for one call.
+
+    Operators call rarely, so keeping a channel open is not worth its supervision.
+    """
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    if credentials is None:
+        channel = grpc.aio.insecure_channel(address, options)
+    else:
+        channel = grpc.aio.secure_channel(address, credentials.newest, options)
+    async with channel:
+        yield channel
+
+
 @final
 class ControllerClients:
     """Clients of all controllers of the cluster."""
@@ -34,13 +51,13 @@ class ControllerClients:
         addresses: Sequence[str],
         credentials: ReloadableCredentials[grpc.ChannelCredentials] | None = None,
     ) -> None:
-        self._addresses = list(addresses)  # the one that answered last comes first
+        self.addresses = list(addresses)  # the one that answered last comes first
         self._credentials = credentials
 
     @property
     def are_configured(self) -> bool:
         """Whether the cluster has controllers, and so broker groups with several replicas."""
-        return bool(self._addresses)
+        return bool(self.addresses)
 
     async def groups(self, name: str = "") -> list[wire.BrokerGroupStatus]:
         """Return the records of all broker groups, or of one."""
@@ -76,16 +93,16 @@ class ControllerClients:
     async def _call(
         self, call: Callable[[controller_pb2_grpc.ControllerAsyncStub], Awaitable[A]]
     ) -> A:
-        if not self._addresses:
+        if not self.addresses:
             raise Conflict(
                 "this admin process has no controllers. Without replicas, use"
                 " `tidemill broker-group ls`. With replicas, set controllers to the addresses of"
                 " the controllers"
             )
         reasons = []
-        for address in list(self._addresses):
+        for address in list(self.addresses):
             try:
-                async with self._channel(address) as channel:
+                async with short_channel(address, self._credentials) as channel:
                     answer = await call(controller_pb2_grpc.ControllerStub(channel))
             except grpc.aio.AioRpcError as error:
                 details = error.details() or error.code().name
@@ -96,18 +113,7 @@ class ControllerClients:
                 reasons.append(f"{address}: {details}")
             else:
                 # Otherwise each call waits for a controller that hangs, for the whole time-out.
-                self._addresses.remove(address)
-                self._addresses.insert(0, address)
+                self.addresses.remove(address)
+                self.addresses.insert(0, address)
                 return answer
         raise BrokerGroupUnreachable(f"no controller answers: {'; '.join(reasons)}")
-
-    @contextlib.asynccontextmanager
-    async def _channel(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
-        # Operators call rarely, so keeping a channel open is not worth its supervision.
-        options = (("grpc.use_local_subchannel_pool", 1),)
-        if self._credentials is None:
-            channel = grpc.aio.insecure_channel(address, options)
-        else:
-            channel = grpc.aio.secure_channel(address, self._credentials.newest, options)
-        async with channel:
-            yield channel

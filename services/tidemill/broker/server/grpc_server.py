@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.scrape.lag import LagReader
     from tidemill.broker.settings import BrokerSettings
+    from tidemill.transport.aio.process_service import ProcessService
 
 REQUEST_BYTES_MAX: Final = 64 << 20  # a frame may carry many messages of 4 MiB
 LINK: Final = broker_pb2.DESCRIPTOR.services_by_name["BrokerLink"]
@@ -138,6 +139,7 @@ async def broker_server(
     lag: LagReader,
     members: ClusterMembers,
     settings: BrokerSettings,
+    process: ProcessService,
     tls: ssl.SSLContext | None = None,
     replicas: ReplicaShell | None = None,
 ) -> AsyncIterator[BrokerServer]:
@@ -183,6 +185,7 @@ async def broker_server(
             relay,
         ),
         **unary_methods(QUOTAS, quotas),
+        **process.methods(),
         **unary_methods(READER, BrokerReader(rounds), PullReader(rounds, traffic)),
         **serving.methods(),
         **reflection_methods((*SERVICES, health.SERVICE)),

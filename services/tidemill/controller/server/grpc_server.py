@@ -15,6 +15,7 @@ from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
     from tidemill.controller.settings import ControllerSettings
+    from tidemill.transport.aio.process_service import ProcessService
 
 MESSAGE_BYTES_MAX: Final = 256 << 10  # a registration or a heartbeat: some hundred bytes
 # Clients are replicas, proxies and admin processes: few, with small messages. Heartbeats detect a
@@ -24,7 +25,10 @@ LIMITS: Final = Limits(keepalive_period_s=5.0, keepalive_timeout_s=15.0, idle_ti
 
 @contextlib.asynccontextmanager
 async def controller_server(
-    service: ControllerService, settings: ControllerSettings, tls: ssl.SSLContext | None
+    service: ControllerService,
+    process: ProcessService,
+    settings: ControllerSettings,
+    tls: ssl.SSLContext | None,
 ) -> AsyncIterator[RpcServer]:
     """Serve until the block ends, and drain; raise StartError when the port is taken."""
     serving = health.HealthService((SERVICE,))
@@ -36,7 +40,7 @@ async def controller_server(
         tls_context=tls,
     )
     server = RpcServer(
-        {**service.methods(), **serving.methods()},
+        {**service.methods(), **process.methods(), **serving.methods()},
         LIMITS,
         listen,
         message_bytes_max=MESSAGE_BYTES_MAX,

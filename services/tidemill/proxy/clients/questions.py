@@ -32,6 +32,7 @@ from tidemill.transport.aio.call import DisconnectError
 if TYPE_CHECKING:
     from tidemill.proxy.clients.clients import ClientListing, Clients
     from tidemill.security.access_log import AccessLog
+    from tidemill.transport.aio.process_service import ProcessService
 
 log = structlog.get_logger()
 
@@ -56,8 +57,10 @@ class Questions:
         access_log: AccessLog,
         kick: Callable[[pb.KickClient], pb.KickedClient],
         security: Callable[[pb.GetSecurityState], pb.SecurityState],
+        process: ProcessService,
     ) -> None:
         self._clients = clients
+        self._process = process
         self._kick = kick
         self._security = security
         self._monotonic_ms = monotonic_ms
@@ -81,6 +84,8 @@ class Questions:
                 case "check":
                     result = await self._check(question.check)
                     answer.checked.CopyFrom(pb.CheckedTransaction(result=result))
+                case "process":
+                    answer.process.CopyFrom(self._process.answer(question.process))
                 case _:
                     raise BadRequest("this proxy is older than the question; upgrade it")
         except ServiceError as error:

@@ -18,7 +18,7 @@ from tidemill.common.errors import (
     VersionUnsupported,
     from_wire,
 )
-from tidemill.common.log import is_debug
+from tidemill.common.log import LEVEL
 from tidemill.message.client_key import NO_OWNER, ClientKey
 from tidemill.proxy.link.batching import FrameBatcher
 from tidemill.proxy.link.broker_configuration import BrokerConfiguration
@@ -88,7 +88,6 @@ class BrokerLink:
         """Link to the broker at `address`; with `routes`, to the master of its broker group."""
         self.address = address
         self.on_change: Callable[[], None] = lambda: None  # of the configuration
-        self._is_debug = is_debug()
         self.configuration = BrokerConfiguration()
         # Set once the first configuration has been applied, with all security items.
         self.configured = asyncio.Event()
@@ -402,7 +401,7 @@ class BrokerLink:
         known_secret = self.configuration.handle_secret
         self.configuration.apply(config)
         self.pending.broker = self.configuration.broker_name
-        if self._is_debug:
+        if LEVEL.is_debug:
             self._log_change(config)
         if config.is_complete:
             if known_secret not in {b"", self.configuration.handle_secret}:

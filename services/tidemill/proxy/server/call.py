@@ -29,7 +29,7 @@ from tidemill.common.errors import (
     Unauthorized,
     codes_of,
 )
-from tidemill.common.log import is_debug
+from tidemill.common.log import LEVEL
 from tidemill.message import limits
 from tidemill.message.client_key import NO_OWNER, ClientKey
 from tidemill.message.resources import ResourceName, resource_name
@@ -50,6 +50,7 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
+    from tidemill.common.slow_calls import SlowCalls
     from tidemill.proxy.metrics import ProxyMetrics
     from tidemill.proxy.server.access import AccessGate
     from tidemill.proxy.server.gated_call import Caller, StreamWatch
@@ -61,6 +62,7 @@ StreamingMethod = Callable[["Call", bytes, "Responses"], Awaitable[None]]
 BidirectionalMethod = Callable[["Call", AsyncIterator[bytes], "Responses"], Awaitable[None]]
 
 _CODE_TEXTS: dict[int, str] = {code: str(code) for code in v2.Code.values()}
+_CODE_NAMES: dict[int, str] = {code: name for name, code in v2.Code.items()}
 # Codes of successful calls. An empty poll is a success.
 _GOOD = frozenset({v2.OK, v2.MESSAGE_NOT_FOUND})
 
@@ -333,10 +335,14 @@ class Boundary:
     every call except telemetry, which lasts as long as its client.
     """
 
-    def __init__(self, metrics: ProxyMetrics, clock: Clock) -> None:
+    def __init__(
+        self, metrics: ProxyMetrics, clock: Clock, slow_calls: SlowCalls | None = None
+    ) -> None:
+        """Keep the slow calls in `slow_calls`; None: keep none."""
         self._metrics = metrics
         self._clock = clock
-        self._is_debug = is_debug()
+        self._slow_calls = slow_calls
+        self._slow_ms = float("inf") if slow_calls is None else slow_calls.slow_call_ms
 
     async def unary(self, name: str, method: UnaryMethod, call: Call, request: bytes) -> bytes:
         """Answer a call that has one response."""
@@ -444,19 +450,27 @@ class Boundary:
         return status
 
     def _observe(self, name: str, call: Call, result: str) -> None:
+        took_ms = (time.monotonic() - call.started_at) * 1000
+        code = _CODE_TEXTS.get(call.response_code) or str(call.response_code)
         self._metrics.rpcs.observe(
-            (
-                "grpc",
-                name,
-                _CODE_TEXTS.get(call.response_code) or str(call.response_code),
-                result,
-                call.is_long_polling,
-                call.is_short_polling_hit,
-            ),
-            (time.monotonic() - call.started_at) * 1000,
+            ("grpc", name, code, result, call.is_long_polling, call.is_short_polling_hit), took_ms
         )
-        if self._is_debug:
+        if took_ms >= self._slow_ms and name not in _STREAM_KINDS:
+            self._note_slow(name, call, took_ms)
+        if LEVEL.is_debug:
             self._log(name, call, result)
+
+    def _note_slow(self, name: str, call: Call, took_ms: float) -> None:
+        """Keep a slow call. Streams of responses wait for messages, so they are never slow."""
+        if self._slow_calls is not None:
+            self._slow_calls.note(
+                name,
+                took_ms,
+                topic=call.topic,
+                group=call.group,
+                client_id=call.client_id[:CLIENT_ID_LOGGED_CHARS_MAX],
+                code=_CODE_NAMES.get(call.response_code, str(call.response_code)),
+            )
 
     def _log(self, name: str, call: Call, result: str) -> None:
         """Log a finished call."""

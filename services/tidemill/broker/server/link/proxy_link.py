@@ -27,7 +27,7 @@ from tidemill.broker.server.link.security_stream import SecurityStream
 from tidemill.broker.server.round.round_log import log_frame
 from tidemill.broker.server.wire.config_frames import changed_config, complete_config
 from tidemill.common.feature_level import FIRST_LEVEL, read_level
-from tidemill.common.log import is_debug
+from tidemill.common.log import LEVEL
 from tidemill.message.client_key import NO_OWNER, ClientKey
 from tidemill.security.table import Mode, SecurityTable
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -66,7 +66,6 @@ class ProxyLink:
         self._source = ReplySource(rounds.engine, traffic)
         self._process_id = b""  # of the process that opened the stream
         self._level = 0  # feature level of the proxy; 0: its first frame has not arrived
-        self._is_debug = is_debug()
         self.pops = LinkPops(rounds, stream, lambda: self.replies)
         self.security = SecurityStream(stream, self._send_update)
         self.stream_number = 0  # counts the streams of that process
@@ -176,7 +175,7 @@ class ProxyLink:
                 note(GroupId(group_id), TopicId(topic_id))
             yield
         requested = {field.name: requests for field, requests in frame.ListFields()}
-        if self._is_debug:
+        if LEVEL.is_debug:
             log_frame(frame, requested)
         repeated_ids = frozenset(frame.repeated_ids)
         context = FrameContext(turn, replies, self.pops, self._traffic, arrived_s, repeated_ids)

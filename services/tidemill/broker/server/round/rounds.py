@@ -39,7 +39,7 @@ from tidemill.broker.server.round.turn import Turn
 from tidemill.broker.server.round.work_queue import WorkQueue
 from tidemill.common.errors import Draining, NotMaster, Overloaded, QueryFailed, ServiceError
 from tidemill.common.histogram import Histogram
-from tidemill.common.log import is_debug
+from tidemill.common.log import LEVEL
 from tidemill.common.slices import run_in_turns
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Rounds:
         self.append_times_us: Histogram[tuple[()]] = Histogram(DISK_BUCKETS_US)
         self._written_offset = engine.log.log_end
         self.count = 0
-        self._round_log = RoundLog(engine) if is_debug() else None
+        self._round_log: RoundLog | None = None  # at the level debug
         # Called when half messages are due for a check.
         self.on_checks_due: Callable[[], None] | None = None
 
@@ -376,7 +376,8 @@ class Rounds:
 
         await self._write()
         self._durability.add(list(turn.effects.values()))
-        if self._round_log is not None:
+        if LEVEL.is_debug:
+            self._round_log = self._round_log or RoundLog(self._engine)
             self._round_log.log_round(self.count, work_count=len(work), began_s=begin_s)
         return self._has_more_due
 

@@ -1,0 +1,192 @@
+"""Questions to all processes of the cluster, or to one of them by name (ADR 0094).
+
+The admin process answers itself. Brokers, their replicas and the controllers are called at their
+addresses, and proxies through a broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, NamedTuple, final
+
+import grpc
+
+from tidemill.admin.cluster.controllers import ControllerClients, short_channel
+from tidemill.admin.cluster.proxies import ALL_PROXIES, ProxyRoute, ask_proxy, find_proxies
+from tidemill.common.errors import (
+    BrokerUnreachable,
+    Conflict,
+    ProcessNotFound,
+    ProcessUnreachable,
+    ServiceError,
+    from_wire,
+)
+from tidemill.message.similar_names import find_similar
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2
+from tidemill.stubs.tidemill.process.v1 import process_pb2 as pb
+from tidemill.stubs.tidemill.process.v1 import process_pb2_grpc
+
+if TYPE_CHECKING:
+    from tidemill.admin.cluster.brokers import Brokers
+    from tidemill.transport.aio.process_service import ProcessService
+    from tidemill.transport.aio.tls import ReloadableCredentials
+
+# Enough for a busy process; one that hangs delays the whole answer by this time.
+ANSWER_TIMEOUT_MS: Final = 2_000
+CONTROLLERS: Final = "records of the controllers"
+
+
+class ProcessAnswered(NamedTuple):
+    """The answer of one process."""
+
+    value: pb.ProcessAnswer
+    # The difference of its wall clock to that of this process, to half the time of the call.
+    skew_ms: int
+
+
+class ProcessAnswers(NamedTuple):
+    """The answers of the reachable processes by name, and the addresses of the others."""
+
+    answers: list[ProcessAnswered]
+    unreachable: list[str]
+
+
+class _Route(NamedTuple):
+    label: str  # of the process in `unreachable`: its name if it is known, or its address
+    ask: Callable[[pb.ProcessQuestion], Awaitable[pb.ProcessAnswer]]
+
+
+@final
+class Processes:
+    """The processes of the cluster."""
+
+    def __init__(
+        self,
+        own: ProcessService,
+        brokers: Brokers,
+        controllers: ControllerClients,
+        credentials: ReloadableCredentials[grpc.ChannelCredentials] | None,
+    ) -> None:
+        self._own = own
+        self._brokers = brokers
+        self._controllers = controllers
+        self._credentials = credentials
+
+    async def ask_all(self, question: pb.ProcessQuestion) -> ProcessAnswers:
+        """Ask all processes at the same time. Raises the rejection of a process."""
+        routes, unreachable = await self._routes()
+        found = await asyncio.gather(*(_ask(route, question) for route in routes))
+        answers = [each for each in found if isinstance(each, ProcessAnswered)]
+        unreachable += [each for each in found if isinstance(each, str)]
+        answers.sort(key=lambda each: each.value.name)
+        return ProcessAnswers(answers, sorted(unreachable))
+
+    async def ask(self, name: str, question: pb.ProcessQuestion) -> ProcessAnswered:
+        """Ask the process with a name.
+
+        Raises ProcessNotFound, ProcessUnreachable, Conflict, or the rejection of the process.
+        """
+        routes, unreachable = await self._routes()
+        described = pb.ProcessQuestion(describe=pb.DescribeProcess())
+        found = await asyncio.gather(*(_ask(route, described) for route in routes))
+        named = [
+            route
+            for route, each in zip(routes, found, strict=True)
+            if isinstance(each, ProcessAnswered) and each.value.name == name
+        ]
+        unreachable += [each for each in found if isinstance(each, str)]
+        if len(named) > 1:
+            raise Conflict(
+                f"{len(named)} processes have the name {name!r}; give each its own name (--name or"
+                " --node-id)"
+            )
+        if not named:
+            known = [each.value.name for each in found if isinstance(each, ProcessAnswered)]
+            raise _unknown(name, known, unreachable)
+        answer = await _ask(named[0], question)
+        if isinstance(answer, str):
+            raise ProcessUnreachable(f"process {name} did not answer in time; try again")
+        return answer
+
+    async def _routes(self) -> tuple[list[_Route], list[str]]:
+        """Return the routes to all known processes, and what is unknown."""
+        unreachable: list[str] = []
+        addresses: dict[str, str] = {}  # of brokers and controllers; each with its label
+        try:
+            for member in await self._brokers.members():
+                addresses.setdefault(member.address, member.name)
+        except BrokerUnreachable:
+            unreachable.append("all brokers")
+        if self._controllers.are_configured:
+            addresses.update(
+                {each: f"controller at {each}" for each in self._controllers.addresses}
+            )
+            try:
+                for group in await self._controllers.groups():
+                    for replica in group.replicas:
+                        label = f"{group.name}-{replica.replica_id}"
+                        addresses[replica.address] = label
+            except ServiceError:
+                unreachable.append(CONTROLLERS)
+        proxies = await self._proxies()
+        if not proxies:
+            unreachable.append(ALL_PROXIES)
+        return [
+            _Route(self._own.name, self._own.Ask),
+            *(_Route(label, self._at(address)) for address, label in addresses.items()),
+            *(_Route(proxy.name, _through_broker(proxy)) for proxy in proxies),
+        ], unreachable
+
+    async def _proxies(self) -> list[ProxyRoute]:
+        try:
+            return (await find_proxies(self._brokers)).proxies
+        except ServiceError:
+            return []
+
+    def _at(self, address: str) -> Callable[[pb.ProcessQuestion], Awaitable[pb.ProcessAnswer]]:
+        async def ask(question: pb.ProcessQuestion) -> pb.ProcessAnswer:
+            try:
+                async with short_channel(address, self._credentials) as channel:
+                    stub = process_pb2_grpc.ProcessAdminStub(channel)
+                    return await stub.Ask(question, timeout=ANSWER_TIMEOUT_MS / 1_000)
+            except grpc.aio.AioRpcError as error:
+                details = error.details() or error.code().name
+                raise ProcessUnreachable(f"the process at {address}: {details}") from None
+
+        return ask
+
+
+def _through_broker(
+    proxy: ProxyRoute,
+) -> Callable[[pb.ProcessQuestion], Awaitable[pb.ProcessAnswer]]:
+    async def ask(question: pb.ProcessQuestion) -> pb.ProcessAnswer:
+        wrapped = broker_pb2.ProxyQuestion(process=question)
+        return (await ask_proxy(proxy, wrapped, ANSWER_TIMEOUT_MS)).process
+
+    return ask
+
+
+async def _ask(route: _Route, question: pb.ProcessQuestion) -> ProcessAnswered | str:
+    """Return the answer of a process, or the label of a process that does not answer."""
+    began_ms = time.time_ns() // 1_000_000
+    try:
+        answer = await route.ask(question)
+    except ServiceError:
+        return route.label
+    middle_ms = (began_ms + time.time_ns() // 1_000_000) // 2
+    if answer.error:
+        raise from_wire(answer.error, f"{answer.name}: {answer.message}")
+    return ProcessAnswered(answer, answer.description.wall_ms - middle_ms)
+
+
+def _unknown(name: str, known: list[str], unreachable: list[str]) -> ServiceError:
+    if unreachable:
+        return ProcessUnreachable(
+            f"process {name!r} does not answer, or is unknown; without an answer:"
+            f" {', '.join(unreachable)}"
+        )
+    similar = find_similar(name, known)
+    nearest = f"; did you mean {similar}?" if similar else f"; there are {', '.join(known)}"
+    return ProcessNotFound(f"there is no process {name!r}{nearest}")
