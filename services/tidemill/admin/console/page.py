@@ -32,6 +32,7 @@ NAVIGATION: Final = (
     ("/messages", "Messages", "m"),
     ("/clients", "Clients", "c"),
     ("/cluster", "Cluster", "l"),
+    ("/settings", "Settings", "e"),
     ("/security", "Security", "s"),
     ("/audit", "Audit", "a"),
 )

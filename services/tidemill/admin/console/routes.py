@@ -37,6 +37,7 @@ from tidemill.admin.console.pages import (
     groups,
     messages,
     overview,
+    processes,
     security,
     timers,
     topics,
@@ -56,6 +57,7 @@ PAGES: Final[tuple[Page, ...]] = (
     *messages.PAGES,
     *clients.PAGES,
     *cluster.PAGES,
+    *processes.PAGES,
     *security.PAGES,
     *audit.PAGES,
 )
@@ -66,6 +68,7 @@ ACTIONS: Final[tuple[PageAction, ...]] = (
     *messages.ACTIONS,
     *clients.ACTIONS,
     *cluster.ACTIONS,
+    *processes.ACTIONS,
     *security.ACTIONS,
 )
 
