@@ -81,8 +81,8 @@ EVENTS: Final = (
     Column(
         "event",
         "string",
-        "stored, scheduled, fired, half, checked, rolled-back, delivered, acked and so on;"
-        " broker-group-removed; unreadable",
+        "stored, scheduled, fired, half, checked, rolled-back, delivered, acked, replayed and so"
+        " on; broker-group-removed; unreadable",
     ),
     Column("event_ts", "timestamp", ""),
     Column("topic", "string", "topic of the message at this event"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 FIRST_LEVEL: Final = 1  # of version 0.1.0, which reports no level to controllers
-FEATURE_LEVEL: Final = 4  # of this program
+FEATURE_LEVEL: Final = 5  # of this program
 
 
 def read_level(reported: int) -> int:

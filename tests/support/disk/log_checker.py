@@ -11,13 +11,14 @@ It checks these guarantees, by their numbers:
     13  a message has at most one live delivery, and a consumer group takes it once; only the holder
         of a live delivery renews it
     14  one retry copy per delivery and message
-    15  one dead letter per consumer group and message
+    15  one dead letter per consumer group, message and number of replays
     16  change-invisible replaces exactly one live delivery of the same message
     21  positions only advance, except at a reset
     26  a delivery has a unique identity and a free slot
     30  one live batch per ordered queue; the next one begins after its ack or expiry
     31  first deliveries of an ordered queue are in order; redelivery begins at the lowest unsettled
         message
+    DL  a dead letter is settled at most once: replayed, with the next number, or discarded
 
 `timer_log_fold` checks the timer records.
 """
@@ -34,6 +35,7 @@ from tests.support.disk.timer_log_fold import TimerFold
 from tests.support.worlds.engine_world import World
 from tidemill.broker.engine.layout import (
     ack,
+    dead_letter,
     delivery_rows,
     expiry,
     floor,
@@ -45,7 +47,9 @@ from tidemill.broker.engine.layout import (
     trim,
 )
 from tidemill.broker.engine.layout.config import decode_item
+from tidemill.broker.engine.layout.dead_letter import Replay
 from tidemill.broker.engine.layout.expiry import Expiry
+from tidemill.broker.engine.layout.message import Cause
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_ORDERED,
@@ -111,6 +115,8 @@ class LogChecker:
         self.floor = 0  # the state floor
         self.copies: set[tuple[int, int]] = set()
         self.dead: set[tuple[int, ...]] = set()
+        # The number of replays of each open dead letter, by (topic id, offset).
+        self.open_letters: dict[tuple[int, int], int] = {}
         self.epochs: dict[tuple[int, int], int] = {}  # (group id, topic id) -> last reset
         self.kinds: dict[int, int] = defaultdict(int)
         self.timers = TimerFold()
@@ -129,6 +135,11 @@ class LogChecker:
                 self._settle(slot, delivery_id, bits, "12: an ack")
         elif header.kind == RecordKind.RENEW:
             self._renewal(renewal.decode(body), now_ms)
+        elif header.kind == RecordKind.DEAD_LETTER:
+            discarded = dead_letter.decode(body)
+            for begin, end in discarded.ranges:
+                for offset in range(begin, end):
+                    self._settle_letter(discarded.topic_id, offset)
         elif header.kind == RecordKind.EXPIRE:
             self._expiry(expiry.decode(body))
         elif header.kind == RecordKind.TRIM:
@@ -149,23 +160,35 @@ class LogChecker:
         end = self.ends.get((place.topic_id, place.queue_id), 0)
         _check(place.queue_offset == end, 21, f"message at {place.queue_offset}, not at {end}")
         self.ends[place.topic_id, place.queue_id] = end + 1
-        if not header.flags & message.FLAG_CAUSE:
+        cause = message.source_of(body, header.flags)
+        if isinstance(cause, Replay):
+            before = self._settle_letter(cause.dead_topic_id, cause.dead_offset)
+            _check(cause.replays == before + 1, "DL", f"replay {cause.replays} after {before}")
+            _check(place.attempts == 0, "DL", f"a replay with {place.attempts} attempts")
+        if not isinstance(cause, Cause):
             return
-        cause = message.decode_cause(body)
         copy = cause.delivery_id, cause.message_index
         _check(copy not in self.copies, 14, f"a second copy of {copy}")
         self.copies.add(copy)
         if cause.reason != message.Reason.INVISIBLE_DURATION_ENDED:
             epoch = self.epochs.get((cause.group_id, cause.root_topic_id), 0)
             root = cause.root_topic_id, cause.root_queue_id, cause.root_offset
-            dead = cause.group_id, *root, epoch
+            dead = cause.group_id, *root, epoch, cause.replays
             _check(dead not in self.dead, 15, f"a second dead letter of {dead}")
             self.dead.add(dead)
+            self.open_letters[place.topic_id, place.queue_offset] = cause.replays
         else:
             owner = self.deliveries.get(cause.delivery_id)
             is_due = owner is None or owner.visible_at_ms <= now_ms
             _check(is_due, 13, f"{copy} revived before its deadline")
         self._settle(cause.slot, cause.delivery_id, 1 << cause.message_index, "14: a copy")
+
+    def _settle_letter(self, topic_id: int, offset: int) -> int:
+        """Settle an open dead letter, and return its number of replays."""
+        replays = self.open_letters.pop((topic_id, offset), None)
+        if replays is None:
+            raise BrokenPromise(f"DL: dead letter {offset} of topic {topic_id} is not open")
+        return replays
 
     def _delivery(self, ck: PopCheckpoint, at: int, now_ms: int) -> None:
         key = ck.group_id, ck.topic_id, ck.queue_id
@@ -335,7 +358,7 @@ class LogChecker:
                 _check(known, 2, f"{offset} of {key} is below {consumed}, and nowhere")
 
 
-def _check(holds: bool, number: int, what: str) -> None:
+def _check(holds: bool, number: int | str, what: str) -> None:
     if not holds:
         raise BrokenPromise(f"{number}: {what}")
 

@@ -104,6 +104,7 @@ class Follower:
         assert 0 <= seen_to - committed < record.PAD.size, f"{seen_to}, committed {committed}"
         assert _catalog(follower) == _catalog(master)
         _compare_queues(master, follower)
+        _compare_letters(master, follower)
         _compare_pops(master, follower, latest_ms, has_restarted=has_restarted)
         _compare_timers(master, follower)
         assert _open_halves(follower) == _open_halves(master)
@@ -179,6 +180,23 @@ def _catalog(engine: Engine) -> dict[str, Any]:
             key: offset for key, offset in catalog.pull_offsets.all.items() if is_alive(key[1])
         },
     }
+
+
+def _compare_letters(master: Engine, follower: Engine) -> None:
+    # Each engine forgets those that retention has removed in its own time.
+    engines = master, follower
+    topic_ids = {id_ for one in engines for id_ in one.catalog.settled_letters.topic_ids}
+    for topic_id in filter(master.catalog.is_alive, topic_ids):
+        low = max(one.catalog.queue(topic_id, QueueId(0)).min_offset for one in engines)
+        known, found = (
+            [
+                one._replace(begin=max(one.begin, low))
+                for one in engine.catalog.settled_letters.ranges_of(topic_id)
+                if one.end > low
+            ]
+            for engine in engines
+        )
+        assert found == known, f"the settled dead letters of topic {topic_id}"
 
 
 def _compare_queues(master: Engine, follower: Engine) -> None:

@@ -23,6 +23,7 @@ from tests.support.disk.timer_log_fold import CANCELLED, DROPPED, PENDING
 from tests.support.security_items import MODE_ON, change, delete, put, table_of
 from tests.support.worlds.dedup_world import DedupWorld
 from tests.support.worlds.engine_world import GROUP, SMALL, TOPIC, World, blob
+from tests.support.worlds.letter_world import LetterWorld
 from tests.support.worlds.packed_worlds import move_floor, pack_all
 from tests.support.worlds.timer_world import TIMERS, TimerWorld
 from tests.support.worlds.transaction_world import TransactionWorld
@@ -428,6 +429,33 @@ def keyed_history() -> dict[str, bytes]:
     }
 
 
+def replayed_history() -> dict[str, bytes]:
+    """Write a log of feature level 5 with settled dead letters, and a snapshot with them."""
+    world = LetterWorld(
+        FaultyDisk(Random(0)), now_ms=START_MS, feature_level=5, segment_bytes=SECURED_SEGMENT
+    )
+    world.topic(TOPIC)
+    world.dead("a", "b", "c", "d", max_attempts=2)
+    world.replay(0)
+    world.pop(1, invisible_ms=1_000)
+    world.advance(1_000)
+    world.fail(*world.pop(1))
+    world.discard(1, 2)
+    world.replay(4)
+    for _ in world.engine.retention._restatement._restate_letters(
+        world.engine.log.log_end, world.now_ms
+    ):
+        pass
+    world.commit()
+    world.checkpoint()
+    disk = world.disk
+    [snapshot] = disk.names("snapshots")
+    return {
+        "replayed_log.bin": disk.read(disk.names("log")[0]) or b"",
+        "replayed_snapshot.bin": disk.read(snapshot) or b"",
+    }
+
+
 def packed_history() -> dict[str, bytes]:
     """Write a log with a pack: three stubs, a kept message between them, and deliveries."""
     world = World(
@@ -775,6 +803,22 @@ def test_an_engine_continues_with_the_golden_log_of_dedup_keys() -> None:
     assert world.drain(topic="debounce") == ["delayed 1"]
 
 
+def test_the_encoders_write_the_golden_bytes_of_dead_letters() -> None:
+    names = "replayed_log.bin", "replayed_snapshot.bin"
+    assert replayed_history() == {name: golden(name) for name in names}
+
+
+def test_an_engine_continues_with_the_golden_log_of_dead_letters() -> None:
+    disk = golden_log_disk("replayed_log.bin")
+    world = LetterWorld(disk, segment_bytes=SECURED_SEGMENT, now_ms=START_MS + 10_000)
+    assert world.states() == ["REPLAYED", "DISCARDED", "DISCARDED", "OPEN", "REPLAYED"]
+    assert world.letter(4).cause.replays == 1
+    popped = world.pop(4)
+    assert [(one.body, one.attempt) for one in popped] == [("a", 1)]
+    world.fail(*popped)
+    assert world.letter(5).cause.replays == 2
+
+
 def test_the_encoders_write_the_golden_bytes_of_a_pack() -> None:
     names = "packed_segment.bin", "packed_rest.bin"
     assert packed_history() == {name: golden(name) for name in names}
@@ -868,6 +912,7 @@ def test_the_golden_log_has_every_kind_of_record_and_every_optional_part() -> No
     audited_checker = check_log(golden_log_disk("audited_log.bin"))
     transacted_checker = check_log(golden_log_disk("transacted_log.bin"))
     check_log(golden_log_disk("keyed_log.bin"))
+    replayed_checker = check_log(golden_log_disk("replayed_log.bin"))
     checkers = (
         checker,
         timer_checker,
@@ -875,6 +920,7 @@ def test_the_golden_log_has_every_kind_of_record_and_every_optional_part() -> No
         purged_checker,
         audited_checker,
         transacted_checker,
+        replayed_checker,
     )
     assert {kind for one in checkers for kind in one.kinds} == set(RecordKind) - {RecordKind.FLOOR}
     assert {one.visible_at_ms - START_MS for one in renewed_checker.deliveries.values()} == {
@@ -965,6 +1011,7 @@ def make_missing() -> None:
     made |= audited_history()
     made |= transacted_history()
     made |= keyed_history()
+    made |= replayed_history()
     for name, data in made.items():
         if not (FOLDER / name).exists():
             (FOLDER / name).write_bytes(data)

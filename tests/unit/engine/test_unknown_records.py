@@ -51,7 +51,7 @@ UNKNOWN = {
         f"message flag {bit}": Unknown(
             RecordKind.MESSAGE, PLACE + bytes(64), bit, f"MESSAGE record with flags {bit}"
         )
-        for bit in (128, 256, 1 << 14)
+        for bit in (128, 512, 1 << 14)
     },
     "message with flags that exclude each other": Unknown(
         RecordKind.MESSAGE, PLACE + bytes(64), 16 | 4, "MESSAGE record with flags 20"

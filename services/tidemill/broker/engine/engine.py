@@ -12,6 +12,8 @@ A round of the owner:
     3. fdatasync of the files that `log.begin_sync` names, in another process; rounds continue
     4. `log.synced`
     5. the answers of all rounds up to that offset
+
+It is one module, because it is the list of all parts of the engine.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from tidemill.broker.engine.configuration.following import Following
 from tidemill.broker.engine.configuration.key_spreads import KeySpreads
 from tidemill.broker.engine.configuration.purge import Purge
 from tidemill.broker.engine.configuration.security import SecurityAdministration
+from tidemill.broker.engine.dead_letter.letters import DeadLetters
 from tidemill.broker.engine.dedup.deduplication import Deduplication
 from tidemill.broker.engine.dedup.first_messages import FirstMessages
 from tidemill.broker.engine.dedup.inspection import KeyInspection
@@ -129,6 +132,16 @@ class Engine:
         firsts = FirstMessages(self.log, timer_index, self.transaction_table)
         self.deduplication = Deduplication(
             self.key_tables, firsts, self.catalog, self.log, config.dedup
+        )
+        self.dead_letters = DeadLetters(
+            self.catalog,
+            self.store,
+            self.state,
+            self.consumption.redelivery,
+            self._acks,
+            self.fold,
+            self.tally,
+            self.room,
         )
         self.key_inspection = KeyInspection(self.deduplication, firsts, self.fold)
         self._open_upkeep(timer_index, snapshot_size)

@@ -10,7 +10,8 @@ Both call the same function with the same entry. The kinds of records change thi
     AUDIT                the audit log; the next record is the first one of the audited change
     TRIM                 queues: they begin later
     MESSAGE              queue and index; the delivery, timer or transaction that it settles; a new
-                         timer or half message; a dedup key
+                         timer or half message; a dedup key; the dead letter that it replays
+    DEAD_LETTER          settled dead letters
     CK, ACK, RENEW       deliveries and progress
     CONFIG               topics and groups; resets and deletions void deliveries
     TIMER, FRONTIER      timers
@@ -36,6 +37,7 @@ from tidemill.broker.engine.layout import (
     ack,
     audit,
     config,
+    dead_letter,
     delivery_rows,
     expiry,
     floor,
@@ -50,6 +52,13 @@ from tidemill.broker.engine.layout import (
 from tidemill.broker.engine.layout.ack import Acks
 from tidemill.broker.engine.layout.audit import Audit, AuditRow
 from tidemill.broker.engine.layout.config import ConfigItem
+from tidemill.broker.engine.layout.dead_letter import (
+    DeadLettersDiscarded,
+    DeadLetterState,
+    Replay,
+    SettledRange,
+    StatedLetters,
+)
 from tidemill.broker.engine.layout.dedup import (
     NO_PIN,
     DedupKey,
@@ -121,6 +130,7 @@ _BODIES: Final[dict[type, tuple[RecordKind, Callable[[Any], bytes]]]] = {
     Frontier: (RecordKind.FRONTIER, timer_control.encode_frontier),
     CheckWritten: (RecordKind.TRANSACTION, transaction.encode),
     RolledBack: (RecordKind.TRANSACTION, transaction.encode),
+    DeadLettersDiscarded: (RecordKind.DEAD_LETTER, dead_letter.encode),
     EpochStart: (RecordKind.EPOCH_START, lambda _: b""),
 }
 
@@ -139,6 +149,7 @@ _DECODERS: Final[dict[int, Callable[[memoryview, memoryview], Entry]]] = {
     RecordKind.FRONTIER: lambda body, _: timer_control.decode_frontier(body),
     RecordKind.AUDIT: audit.decode,
     RecordKind.TRANSACTION: lambda body, _: transaction.decode(body),
+    RecordKind.DEAD_LETTER: lambda body, _: dead_letter.decode(body),
     RecordKind.EPOCH_START: lambda _body, _tail: EpochStart(),
 }
 _MESSAGE = int(RecordKind.MESSAGE)
@@ -213,6 +224,7 @@ class Fold:
             Frontier: self._frontier,
             CheckWritten: self._check_written,
             RolledBack: self._rolled_back,
+            DeadLettersDiscarded: self._discarded,
             EpochStart: self._epoch_start,
             StatedConfig: self._stated_config,
             StatedQueues: self._stated_queues,
@@ -220,6 +232,7 @@ class Fold:
             StatedDeliveries: lambda entry, at, _: apply_stated_deliveries(pops, entry, at),
             StatedAudit: self._stated_audit,
             StatedKeys: self._stated_keys,
+            StatedLetters: self._stated_letters,
         }
 
     def append(self, entry: Entry, now_ms: int) -> LogOffset:
@@ -392,6 +405,9 @@ class Fold:
         cause = entry.cause
         if isinstance(cause, Cause):
             self._pops.settle_copied(cause, log_offset, stored_at_ms)
+            return
+        if isinstance(cause, Replay):
+            self._replayed(cause, log_offset, stored_at_ms)
             return
         if isinstance(cause, KeyedMessage):
             if log_offset >= self.catalog_from:
@@ -573,6 +589,31 @@ class Fold:
     def _stated_keys(self, entry: StatedKeys, log_offset: LogOffset, _stored_at_ms: int) -> None:
         if log_offset >= self.catalog_from:
             self._keys.apply_stated(entry.rows)
+
+    def _replayed(self, replay: Replay, log_offset: LogOffset, stored_at_ms: int) -> None:
+        offset = replay.dead_offset
+        if log_offset >= self.catalog_from:
+            settled = SettledRange(
+                offset, offset + 1, stored_at_ms, replay.operation_id, DeadLetterState.REPLAYED
+            )
+            self._catalog.settled_letters.settle(replay.dead_topic_id, [settled], log_offset)
+
+    def _discarded(
+        self, entry: DeadLettersDiscarded, log_offset: LogOffset, stored_at_ms: int
+    ) -> None:
+        if log_offset >= self.catalog_from:
+            operation_id, state = entry.operation_id, DeadLetterState.DISCARDED
+            ranges = [
+                SettledRange(begin, end, stored_at_ms, operation_id, state)
+                for begin, end in entry.ranges
+            ]
+            self._catalog.settled_letters.settle(entry.topic_id, ranges, log_offset)
+
+    def _stated_letters(
+        self, entry: StatedLetters, log_offset: LogOffset, _stored_at_ms: int
+    ) -> None:
+        if log_offset >= self.catalog_from:
+            self._catalog.settled_letters.settle(entry.topic_id, entry.ranges, log_offset)
 
     def _stated_queues(
         self, entry: StatedQueues, log_offset: LogOffset, _stored_at_ms: int

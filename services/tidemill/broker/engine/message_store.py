@@ -8,6 +8,7 @@ from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
+from tidemill.broker.engine.layout.dead_letter import Replay
 from tidemill.broker.engine.layout.message import (
     FLAG_CAUSE,
     FLAG_OUTCOME,
@@ -343,7 +344,7 @@ class MessageStore:
 
     def remains_of(
         self, log_offset: LogOffset, size: int, place: MessagePosition | None = None
-    ) -> tuple[Cause | None, bytes]:
+    ) -> tuple[Cause | Replay | None, bytes]:
         """Salvage a damaged message: return its cause, and a stored message without body.
 
         `size` is the size in its queue entry, because the size in the record may be damaged. If the
@@ -377,8 +378,6 @@ def _is_at(place: MessagePosition, kind: int, body: memoryview) -> bool:
     return MessagePosition._make(_unpack_place(body))._replace(attempts=place.attempts) == place
 
 
-def cause_of(found: Record) -> Cause | None:
-    """Return the cause in a message record; None for an original."""
-    if not found.header.flags & FLAG_CAUSE:
-        return None
-    return message.decode_cause(found.body)
+def cause_of(found: Record) -> Cause | Replay | None:
+    """Return the cause in a message record, or its replay; None for an original."""
+    return message.source_of(found.body, found.header.flags)

@@ -27,6 +27,7 @@ from tidemill.broker.engine.fold import StateBehindGap
 from tidemill.broker.engine.layout import (
     audit,
     block_file,
+    dead_letter,
     delivery_rows,
     progress_rows,
     snapshot,
@@ -434,6 +435,10 @@ class _Recovery:
                 engine.transaction_table.load(data)
             case SnapshotSection.KEYS:
                 engine.key_tables.load(data)
+            case SnapshotSection.LETTERS:
+                letters = dead_letter.decode_ranges(data)
+                # As for the catalog: the next retirement restates them.
+                engine.catalog.settled_letters.settle(*letters, LogOffset(0))
             case SnapshotSection.QUEUES:
                 for end in snapshot.decode_ends(data):
                     queue = engine.catalog.queue(end.topic_id, end.queue_id)

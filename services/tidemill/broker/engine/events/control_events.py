@@ -1,4 +1,4 @@
-"""The events of TIMER, TRANSACTION, CONFIG and EXPIRE records."""
+"""The events of TIMER, TRANSACTION, DEAD_LETTER, CONFIG and EXPIRE records."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import final
 from tidemill.broker.engine.events.event import Event, EventKind
 from tidemill.broker.engine.events.event_filter import EventFilter
 from tidemill.broker.engine.events.lookup import GONE, EventLookup
-from tidemill.broker.engine.layout import config, expiry, timer_control, transaction
+from tidemill.broker.engine.layout import config, dead_letter, expiry, timer_control, transaction
 from tidemill.broker.engine.layout.timer_control import TimerOperation
 from tidemill.broker.engine.layout.transaction import CheckWritten, TransactionActor
+from tidemill.broker.engine.metadata.settled_letters import DEAD_LETTER_QUEUE
 from tidemill.broker.engine.store.segment import Record
 
 
 @final
 class ControlEvents:
-    """The events of timers, resets, deletions and retention."""
+    """The events of timers, discarded dead letters, resets, deletions and retention."""
 
     def __init__(self, lookup: EventLookup, event_filter: EventFilter) -> None:
         self._lookup = lookup
@@ -74,6 +75,33 @@ class ControlEvents:
             )
         if self._filter.matches(kind, event.topic, known):
             yield event
+
+    def of_discard(self, record: Record) -> Iterator[Event]:
+        """Yield the events of discarded dead letters."""
+        header = record.header
+        entry = dead_letter.decode(record.body)
+        topic = self._lookup.topic_name(entry.topic_id)
+        group = self._lookup.group_name(entry.group_id)
+        is_wanted = self._filter.wants(EventKind.DISCARDED)
+        offsets = [offset for begin, end in entry.ranges for offset in range(begin, end)]
+        for index, offset in enumerate(offsets if is_wanted else ()):
+            known = self._lookup.message_at(entry.topic_id, DEAD_LETTER_QUEUE, offset)
+            if self._filter.matches(EventKind.DISCARDED, topic, known):
+                yield Event(
+                    header.log_offset,
+                    index,
+                    EventKind.DISCARDED,
+                    header.stored_at_ms,
+                    topic,
+                    DEAD_LETTER_QUEUE,
+                    offset,
+                    entry.topic_id,
+                    known.message_id,
+                    group,
+                    origin_topic=known.origin_topic,
+                    origin_queue_id=known.origin_queue_id,
+                    origin_queue_offset=known.origin_queue_offset,
+                )
 
     def of_config(self, record: Record) -> Iterator[Event]:
         """Yield the events of a reset, or of a deleted group or broker group."""

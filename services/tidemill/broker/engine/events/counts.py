@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from tidemill.broker.engine.layout import ack, config, expiry, pop_checkpoint, renewal
+from tidemill.broker.engine.layout import ack, config, dead_letter, expiry, pop_checkpoint, renewal
 from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.layout.renewal import RenewalReason
 from tidemill.broker.engine.store.segment import Record
@@ -40,6 +40,9 @@ _COUNTS: Final[dict[int, Callable[[Record], int]]] = {
     RecordKind.MESSAGE: lambda _: 1,
     RecordKind.TIMER: lambda _: 1,
     RecordKind.TRANSACTION: lambda _: 1,
+    RecordKind.DEAD_LETTER: lambda record: sum(
+        end - begin for begin, end in dead_letter.decode(record.body).ranges
+    ),
     RecordKind.CK: _of_checkpoint,
     RecordKind.ACK: lambda record: sum(
         bits.bit_count() for *_, bits in ack.decode(record.body).entries

@@ -26,6 +26,8 @@ class EventKind(IntEnum):
     HALF = 15
     CHECKED = 16
     ROLLED_BACK = 17
+    REPLAYED = 18
+    DISCARDED = 19
 
 
 class Event(NamedTuple):

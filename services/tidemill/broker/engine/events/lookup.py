@@ -20,6 +20,7 @@ from tidemill.broker.engine.layout.message import (
     FLAG_CAUSE,
     FLAG_HALF,
     FLAG_KEYED,
+    FLAG_REPLAY,
     FLAG_SCHEDULE,
     FLAG_TIMER,
     HalfMessage,
@@ -302,8 +303,9 @@ def known_message(flags: int, body: memoryview | bytes, blob: memoryview | bytes
     message_id = _message_id(blob)
     if not flags:
         return _tuple(KnownMessage, (message_id, attempts, "", 0, 0, 0))
-    if flags & FLAG_CAUSE:
-        cause = message.decode_cause(body)
+    if flags & (FLAG_CAUSE | FLAG_REPLAY):
+        cause = message.source_of(body, flags)
+        assert cause is not None, "the flags tell it"
         return KnownMessage(
             message_id, attempts, cause.origin, cause.root_queue_id, cause.root_offset, 0
         )

@@ -15,6 +15,7 @@ from tidemill.broker.engine.layout.message import (
     FLAG_KEYED,
     FLAG_OUTCOME,
     FLAG_REMAINS,
+    FLAG_REPLAY,
     FLAG_SCHEDULE,
     FLAG_STUB,
     FLAG_TIMER,
@@ -90,7 +91,9 @@ class MessageEvents:
             body_crc32=header.tail_crc if is_whole else 0,
             timer_number=known.timer_number,
         )
-        if flags & FLAG_CAUSE:
+        if flags == FLAG_REPLAY:
+            event = self._of_replay(event, body)
+        elif flags & FLAG_CAUSE:
             event = self._of_copy(event, body, attempts)
         elif flags & FLAG_TIMER:
             event = self._of_outcome(event, body)
@@ -118,6 +121,16 @@ class MessageEvents:
             origin_queue_offset=cause.root_offset,
             delivery_id=cause.delivery_id,
             delivery_index=cause.message_index,
+        )
+
+    def _of_replay(self, event: Event, body: memoryview) -> Event:
+        replay = message.decode_replay(body)
+        return event._replace(
+            kind=EventKind.REPLAYED,
+            consumer_group=self._lookup.group_name(replay.group_id),
+            origin_topic=replay.origin,
+            origin_queue_id=replay.root_queue_id,
+            origin_queue_offset=replay.root_offset,
         )
 
     def _of_outcome(self, event: Event, body: memoryview) -> Event:

@@ -72,6 +72,7 @@ class EventRead:
             RecordKind.RENEW: deliveries.of_renewal,
             RecordKind.TIMER: controls.of_timer,
             RecordKind.TRANSACTION: controls.of_transaction,
+            RecordKind.DEAD_LETTER: controls.of_discard,
             RecordKind.CONFIG: controls.of_config,
             RecordKind.EXPIRE: controls.of_expiry,
         }

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from tidemill.broker.engine.layout.ack import Acks
 from tidemill.broker.engine.layout.audit import Audit
 from tidemill.broker.engine.layout.config import ConfigItem
+from tidemill.broker.engine.layout.dead_letter import DeadLettersDiscarded, StatedLetters
 from tidemill.broker.engine.layout.dedup import StatedKeys
 from tidemill.broker.engine.layout.expiry import Expiry
 from tidemill.broker.engine.layout.floor import Floor
@@ -48,12 +49,14 @@ Entry: TypeAlias = (
     | Audit
     | CheckWritten
     | RolledBack
+    | DeadLettersDiscarded
     | StatedConfig
     | StatedQueues
     | StatedProgress
     | StatedDeliveries
     | StatedAudit
     | StatedKeys
+    | StatedLetters
 )
 
 

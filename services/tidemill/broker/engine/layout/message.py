@@ -46,6 +46,9 @@
     │ half_id i64  │ reason u8 │ checks u16 │ origin_size u8 │ origin │
     └──────────────┴───────────┴────────────┴────────────────┴────────┘
 
+    with flag REPLAY (the message replays a dead letter), or beside CAUSE (a copy of a replayed
+    message), after the other parts: `layout.dead_letter`
+
     with flag KEYED (the message has a dedup key), after the other parts: `layout.dedup`
 
     with flag STUB (a dead message without its content), after all other parts:
@@ -58,7 +61,7 @@ earlier deliveries: 0 for an original.
 
 A copy on a retry or dead-letter topic contains its cause: the delivery that it settles (slot, id,
 index). Copy and settlement are one record. root is the position of the original. origin is the name
-of its topic, which may be deleted later.
+of its topic, which may be deleted later. A replay is the copy of a dead letter that it settles.
 
 A delayed message contains its target and its due time. A later record with the same timer id and
 flag SCHEDULE is its evacuated copy (on queue 1) or its intact parts (on queue 2). The delivered or
@@ -72,6 +75,8 @@ HALF (an expired half message that is open again, under a new id).
 KEYED stands alone, beside SCHEDULE, or beside HALF, with or without OUTCOME. A message on queue 3
 of the hidden timer topic replaces the message of a pending timer with the same key: its timer id is
 that of this timer.
+
+It is one module, because the parts of a body stand one behind the other.
 """
 
 from __future__ import annotations
@@ -82,7 +87,8 @@ from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
-from tidemill.broker.engine.layout import dedup, record
+from tidemill.broker.engine.layout import dead_letter, dedup, record
+from tidemill.broker.engine.layout.dead_letter import Replay
 from tidemill.broker.engine.layout.dedup import DedupKey
 from tidemill.broker.engine.layout.numbers import (
     DeliverySlot,
@@ -104,8 +110,11 @@ FLAG_REMAINS = 8  # beside SCHEDULE
 FLAG_HALF = 16  # feature level 4, as OUTCOME
 FLAG_OUTCOME = 32  # also beside SCHEDULE or HALF
 FLAG_KEYED = 64  # feature level 4; alone, or beside SCHEDULE or HALF
+FLAG_REPLAY = 256  # feature level 5; alone, or beside CAUSE
 FLAG_STUB = record.STUB
-_FLAGS_OF_CAUSE = FLAG_CAUSE | FLAG_SCHEDULE | FLAG_TIMER | FLAG_REMAINS | FLAG_HALF | FLAG_OUTCOME
+_FLAGS_OF_CAUSE = (
+    FLAG_CAUSE | FLAG_SCHEDULE | FLAG_TIMER | FLAG_REMAINS | FLAG_HALF | FLAG_OUTCOME | FLAG_REPLAY
+)
 FLAGS_KNOWN = _FLAGS_OF_CAUSE | FLAG_KEYED | FLAG_STUB
 PLACE = struct.Struct(">IHHq")
 PLACE_SIZE = 16
@@ -187,6 +196,7 @@ class Cause(NamedTuple):
     root_queue_id: QueueId
     root_offset: int
     origin: str
+    replays: int = 0  # of the message before this copy; otherwise, flag REPLAY is beside CAUSE
 
 
 class TimerTarget(NamedTuple):
@@ -272,6 +282,7 @@ MessageCause: TypeAlias = (
     | CommittedTimer
     | RecoveredHalf
     | KeyedMessage
+    | Replay
 )
 
 
@@ -310,6 +321,8 @@ def _encode_parts(cause: MessageCause | None) -> bytes:
             return _encode_parts(other) + dedup.encode_part(key)
         case Cause():
             return encode_cause(cause)
+        case Replay():
+            return dead_letter.encode_replay(cause)
         case TimerTarget():
             return encode_target(cause)
         case TimerCause():
@@ -346,14 +359,39 @@ def decode(body: bytes | memoryview, flags: int, blob: memoryview, blob_crc: int
 def encode_cause(cause: Cause) -> bytes:
     """Encode `cause` as it follows the position."""
     origin = cause.origin.encode()
-    return CAUSE.pack(*cause[:-1], len(origin)) + origin
+    number = dead_letter.NUMBER.pack(cause.replays) if cause.replays else b""
+    return CAUSE.pack(*cause[:-2], len(origin)) + origin + number
 
 
 def decode_cause(body: bytes | memoryview) -> Cause:
-    """Decode the cause in a message record's body."""
+    """Decode the cause in a message record's body, without the number of its replays."""
     *fields, origin_size = CAUSE.unpack_from(body, PLACE_SIZE)
     begin = PLACE_SIZE + CAUSE_SIZE
-    return Cause._make((*fields, str(body[begin : begin + origin_size], "utf-8")))
+    return Cause._make((*fields, str(body[begin : begin + origin_size], "utf-8"), 0))
+
+
+def decode_copy(body: bytes | memoryview) -> Cause:
+    """Decode the cause of a copy of a replayed message."""
+    cause = decode_cause(body)
+    at = PLACE_SIZE + CAUSE_SIZE + len(cause.origin.encode())
+    return cause._replace(replays=dead_letter.NUMBER.unpack_from(body, at)[0])
+
+
+def decode_replay(body: bytes | memoryview) -> Replay:
+    """Decode the dead letter that a message replays."""
+    return dead_letter.decode_replay(body, PLACE_SIZE)
+
+
+def copy_flags(cause: Cause) -> int:
+    """Return the flags of a copy with a cause."""
+    return FLAG_CAUSE | FLAG_REPLAY if cause.replays else FLAG_CAUSE
+
+
+def source_of(body: bytes | memoryview, flags: int) -> Cause | Replay | None:
+    """Return the original of a copy or a replay; None for another message."""
+    if flags & FLAG_CAUSE:
+        return decode_copy(body) if flags & FLAG_REPLAY else decode_cause(body)
+    return decode_replay(body) if flags & FLAG_REPLAY else None
 
 
 def encode_target(target: TimerTarget) -> bytes:
@@ -455,6 +493,8 @@ def key_of(body: bytes | memoryview, flags: int) -> DedupKey | None:
 _DECODERS: Final[dict[int, Callable[[bytes | memoryview], MessageCause | None]]] = {
     0: lambda _: None,
     FLAG_CAUSE: decode_cause,
+    FLAG_CAUSE | FLAG_REPLAY: decode_copy,
+    FLAG_REPLAY: decode_replay,
     FLAG_SCHEDULE: decode_target,
     FLAG_SCHEDULE | FLAG_REMAINS: decode_remains,
     FLAG_TIMER: decode_timer_cause,

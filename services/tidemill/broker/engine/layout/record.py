@@ -73,6 +73,7 @@ class RecordKind(IntEnum):
     TRIM = 12
     FLOOR = 13
     AUDIT = 16
+    DEAD_LETTER = 17
 
 
 KINDS = frozenset(int(kind) for kind in RecordKind)

@@ -24,6 +24,8 @@ kind of the section and key_2 its number. The section contains everything before
                   catalog (level 4)
     9 KEYS        rows of the dedup keys of one topic (`layout.dedup`), of the moment of the catalog
                   (level 4)
+   11 LETTERS     settled dead letters of one topic (`layout.dead_letter`), of the moment of the
+                  catalog (level 5)
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class SnapshotSection(IntEnum):
     AUDIT = 7
     TRANSACTIONS = 8
     KEYS = 9
+    LETTERS = 11
 
 
 class QueueEnd(NamedTuple):

@@ -12,6 +12,7 @@ deliveries, a STATE record has their rows with the flag RELEASED.
 │         │ 4 DELIVERIES  live deliveries (`layout.delivery_rows`)        │
 │         │ 5 KEYS        rows of dedup keys (`layout.dedup`)             │
 │         │ 8 AUDIT       records of the audit log (`layout.audit`)       │
+│         │ 9 LETTERS     settled dead letters (`layout.dead_letter`)     │
 └─────────┴──────────────────────────────────────────────────────────────┘
 """
 
@@ -21,8 +22,16 @@ import json
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
-from tidemill.broker.engine.layout import audit, config, dedup, delivery_rows, progress_rows
+from tidemill.broker.engine.layout import (
+    audit,
+    config,
+    dead_letter,
+    dedup,
+    delivery_rows,
+    progress_rows,
+)
 from tidemill.broker.engine.layout.audit import AuditRow
+from tidemill.broker.engine.layout.dead_letter import StatedLetters
 from tidemill.broker.engine.layout.dedup import StatedKeys
 from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
 from tidemill.broker.engine.layout.numbers import QueueId, QueueOffset, TopicId
@@ -39,6 +48,7 @@ class StateKind(IntEnum):
     DELIVERIES = 4
     KEYS = 5  # feature level 4
     AUDIT = 8  # feature level 3
+    LETTERS = 9  # feature level 5
 
 
 class StatedConfig(NamedTuple):
@@ -72,7 +82,13 @@ class StatedAudit(NamedTuple):
 
 
 State: TypeAlias = (
-    StatedConfig | StatedQueues | StatedProgress | StatedDeliveries | StatedAudit | StatedKeys
+    StatedConfig
+    | StatedQueues
+    | StatedProgress
+    | StatedDeliveries
+    | StatedAudit
+    | StatedKeys
+    | StatedLetters
 )
 
 
@@ -91,6 +107,8 @@ def encode(state: State) -> tuple[bytes, bytes]:
             return bytes([StateKind.AUDIT]), audit.encode_rows(rows)
         case StatedKeys(rows):
             return bytes([StateKind.KEYS]), dedup.encode_stated(rows)
+        case StatedLetters(topic_id, ranges):
+            return bytes([StateKind.LETTERS]), dead_letter.encode_ranges(topic_id, ranges)
 
 
 def decode(body: bytes | memoryview, tail: bytes | memoryview) -> State:
@@ -108,5 +126,7 @@ def decode(body: bytes | memoryview, tail: bytes | memoryview) -> State:
             return StatedAudit(audit.decode_rows(tail))
         case StateKind.KEYS:
             return dedup.decode_stated(tail)
+        case StateKind.LETTERS:
+            return dead_letter.decode_ranges(tail)
         case what:
             raise UnknownRecord(f"STATE record of kind {what}")

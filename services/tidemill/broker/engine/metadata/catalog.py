@@ -54,6 +54,7 @@ from tidemill.broker.engine.metadata.security_items import (
     version_item,
 )
 from tidemill.broker.engine.metadata.security_items import key_of as security_key_of
+from tidemill.broker.engine.metadata.settled_letters import SettledLetters
 from tidemill.broker.engine.metadata.topic_retention import (
     BROKER_DEFAULT,
     TopicRetention,
@@ -237,6 +238,7 @@ class Catalog:
         self.pull_offsets = PullOffsets()
         self.security = SecurityItems()
         self.audit = AuditLog()
+        self.settled_letters = SettledLetters()
         # Log offsets at which the times of records fall, ascending.
         self.clock_falls: tuple[int, ...] = ()
         self.stated_at: dict[str, int] = {}  # log offset of the newest record of each item
@@ -483,6 +485,7 @@ class Catalog:
             for key in [key for key in self.queues if key[0] == topic_id]:
                 del self.queues[key]
         self.open_queues.pop(topic_id, None)
+        self.settled_letters.forget_topic(topic_id)
         self.stated_at.pop(f"topic {topic_id}", None)
         for item_key in self.pull_offsets.forget_topic(topic_id):
             self.stated_at.pop(item_key, None)

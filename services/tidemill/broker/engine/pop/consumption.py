@@ -244,7 +244,10 @@ class Consumption:
         self, subscription: PopSubscription, *, is_ordered: bool, now_ms: int
     ) -> list[PopProgress]:
         """Return the queues of a pop: in rotated order, with the retry topic if it has messages."""
-        queues, first = subscription.queues, subscription.turn % len(subscription.queues)
+        queues = subscription.queues
+        if is_ordered and subscription.retries:
+            queues = queues + subscription.retries  # They have replayed dead letters.
+        first = subscription.turn % len(queues)
         sources = queues[first:] + queues[:first]
         if not is_ordered:
             # More than one only if the topic had type PRIORITY before.

@@ -48,6 +48,8 @@ class LevelTurns:
         A pop with its `own_factor` does not use the credit. A `level_below` of 0 is no bound.
         """
         queues = subscription.queues[::-1]
+        if subscription.retries:  # They have replayed dead letters, which come behind their level.
+            queues = sorted([*queues, *subscription.retries], key=lambda one: -one.queue.queue_id)
         if level_below:
             queues = [one for one in queues if one.queue.queue_id < level_below]
         available = [
@@ -61,9 +63,9 @@ class LevelTurns:
             factor, credit = own_factor, own_factor
         self._lowest = available[-1].queue.queue_id if available else NO_LEVEL
         self._fair = NO_LEVEL
-        is_fair = factor < FACTOR_MAX and credit >= factor and len(available) > 1
-        if is_fair:
-            oldest = min(available[1:] if factor else available, key=_first_log_offset)
+        lower = [one for one in available if one.queue.queue_id < available[0].queue.queue_id]
+        if lower and factor < FACTOR_MAX and credit >= factor:
+            oldest = min(lower if factor else available, key=_first_log_offset)
             self._fair = oldest.queue.queue_id
             queues = [oldest, *(progress for progress in queues if progress is not oldest)]
         return queues

@@ -103,11 +103,11 @@ class PopReadiness:
             self._settle_acks(now_ms)
             sources = [
                 progress
-                for progress in subscription.queues
+                for progress in _all_queues(subscription)
                 if not self._is_blocked(progress, "", now_ms)
             ]
         else:
-            sources = _unordered_sources(subscription)
+            sources = _all_queues(subscription)
         if topic.type is TopicType.PRIORITY:
             return self._by_level(sources, wanted, level_min)
         return _all(sources) if wanted is EVERY_MESSAGE else self._matching(sources, wanted)
@@ -123,7 +123,7 @@ class PopReadiness:
             return None
         if group.is_ordered or topic.type is not TopicType.PRIORITY:
             return None
-        return self._by_level(_unordered_sources(subscription), EVERY_MESSAGE, 0)
+        return self._by_level(_all_queues(subscription), EVERY_MESSAGE, 0)
 
     def _by_level(
         self, sources: Sequence[PopProgress], wanted: MessageFilter, level_min: int
@@ -207,7 +207,7 @@ def _all(sources: list[PopProgress]) -> ReadyMessages:
     return ReadyMessages(count) if count else NOTHING_READY
 
 
-def _unordered_sources(subscription: PopSubscription) -> list[PopProgress]:
+def _all_queues(subscription: PopSubscription) -> list[PopProgress]:
     if subscription.retries:
         return [*subscription.queues, *subscription.retries]
     return subscription.queues

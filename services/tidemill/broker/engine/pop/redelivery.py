@@ -17,6 +17,7 @@ from zlib import crc32
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.config import ConfigItem
+from tidemill.broker.engine.layout.dead_letter import Replay
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import Cause, MessageEntry, MessagePosition, Reason
 from tidemill.broker.engine.layout.numbers import (
@@ -72,7 +73,7 @@ class _OriginalMessage(NamedTuple):
     """The parts of a message that its copy contains."""
 
     position: MessagePosition
-    cause: Cause | None
+    cause: Cause | Replay | None
     blob: bytes | memoryview
     blob_crc: int
 
@@ -169,7 +170,7 @@ class Redelivery:
                 reason = Reason.ATTEMPTS_EXHAUSTED
                 self._copy_to_dlq(slot, index, progress, original, reason, now_ms, attempts)
                 return
-            retry = self._retry_topic(group, progress.named_topic_id, now_ms)
+            retry = self.retry_topic(group, progress.named_topic_id, now_ms)
             reason = Reason.INVISIBLE_DURATION_ENDED
             self._copy(slot, index, progress, retry, original, reason, now_ms, attempts)
         except MessageBodyTooLarge:
@@ -320,7 +321,8 @@ class Redelivery:
         self._store.check_awaited(log_offset)
         return None
 
-    def _retry_topic(self, group: ConsumerGroup, topic_id: TopicId, now_ms: int) -> Topic:
+    def retry_topic(self, group: ConsumerGroup, topic_id: TopicId, now_ms: int) -> Topic:
+        """Return the retry topic of a group for a topic. Create it if it is new."""
         retry_of = group.id, topic_id
         known = self._catalog.retry_topic_ids.get(retry_of)
         topic, queues = self._catalog.topics[topic_id], 1
@@ -383,6 +385,7 @@ class Redelivery:
             first_popped_at_ms,
             *root_position,
             origin,
+            0 if root is None else root.replays,
         )
         # The queue of a message of a PRIORITY topic is its level, here and on the retry topic.
         level = progress.queue.queue_id
@@ -393,7 +396,7 @@ class Redelivery:
                 queue.queue_id,
                 attempts,
                 queue.max_offset,
-                message.FLAG_CAUSE,
+                message.copy_flags(cause),
                 cause,
                 original.blob,
                 original.blob_crc,

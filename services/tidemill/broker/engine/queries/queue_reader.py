@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
 from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
+from tidemill.broker.engine.layout.dead_letter import Replay
 from tidemill.broker.engine.layout.message import (
     FLAG_CAUSE,
     FLAG_HALF,
     FLAG_OUTCOME,
+    FLAG_REPLAY,
     FLAG_SCHEDULE,
     FLAG_TIMER,
     Cause,
@@ -51,9 +53,10 @@ _POSITION_END: Final = record.HEADER_SIZE + message.PLACE_SIZE  # a cause may fo
 _STORED_AT: Final = struct.Struct(">q")
 _UNREADABLE: Final = (MessageDamaged, LookupError, struct.error, ValueError)
 
-# Why a message stands where it stands: the copied delivery, the past timer, the time it waits for,
-# or the transaction without a decision. None: it was sent to its queue, or committed.
-MessageCause: TypeAlias = Cause | TimerCause | TimerTarget | HalfOutcome
+# Why a message stands where it stands: the copied delivery, the replayed dead letter, the past
+# timer, the time it waits for, or the transaction without a decision. None: it was sent to its
+# queue, or committed.
+MessageCause: TypeAlias = Cause | Replay | TimerCause | TimerTarget | HalfOutcome
 
 
 class QueueMessage(NamedTuple):
@@ -332,7 +335,7 @@ def describe(catalog: Catalog, stored: QueueMessage) -> FoundMessage | None:
     if topic is None:
         return None
     cause = stored.cause
-    group = catalog.groups.get(cause.group_id) if isinstance(cause, Cause) else None
+    group = catalog.groups.get(cause.group_id) if isinstance(cause, (Cause, Replay)) else None
     return FoundMessage(
         stored.queue_id,
         stored.queue_offset,
@@ -355,6 +358,8 @@ def reason_of(cause: MessageCause) -> str:
         return TimerReason(cause.reason).name.lower()
     if isinstance(cause, HalfOutcome):
         return "transaction_expired"
+    if isinstance(cause, Replay):
+        return "replayed"
     return Reason(cause.reason).name.lower()
 
 
@@ -388,6 +393,8 @@ def _cause_in(head: memoryview | bytes) -> MessageCause | None:
         return message.decode_cause(body)
     if flags & FLAG_TIMER:
         return message.decode_timer_cause(body)
+    if flags & FLAG_REPLAY:
+        return message.decode_replay(body)
     if flags & FLAG_SCHEDULE:
         return message.decode_target(body)
     if flags & FLAG_OUTCOME and not flags & FLAG_HALF:

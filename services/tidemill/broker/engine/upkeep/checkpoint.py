@@ -138,6 +138,7 @@ class SnapshotSize:
             + self._catalog.audit.size_bytes
             + self._transactions.size_bytes
             + self._keys.size_bytes
+            + self._catalog.settled_letters.size_bytes
         )
         return max(known, self.last_bytes)
 
@@ -302,6 +303,9 @@ class Checkpoints:
             items, item_count = chain([floor_item(self._log.state_floor)], items), item_count + 1
         transactions = self._transactions.freeze()
         keys, key_sections = self._keys.freeze(), self._keys.section_count
+        self._catalog.settled_letters.trim_all(self._catalog.queues)
+        letters = self._catalog.settled_letters.freeze()
+        letter_sections = self._catalog.settled_letters.section_count
         audit_count, audited = len(self._catalog.audit), self._catalog.audit.all_rows()
         covered = self._log.committed_offset
         # The log after `begin` states everything that is created from here on.
@@ -318,6 +322,7 @@ class Checkpoints:
             + -(-audit_count // AUDIT_ROWS_A_SECTION)
             + len(transactions)
             + key_sections
+            + letter_sections
             + (-(-len(ends) // ENDS_A_SECTION) or 1)
             + len(progresses)
             + slices_max
@@ -334,7 +339,8 @@ class Checkpoints:
             yield from self._catalog_sections(items, covered)
             yield from self._audit_sections(audited, covered)
             yield from self._transaction_sections(transactions, covered)
-            yield from self._key_sections(keys, covered)
+            yield from self._sections(SnapshotSection.KEYS, keys, covered)
+            yield from self._sections(SnapshotSection.LETTERS, letters, covered)
             yield from self._end_sections(ends, begin)
             yield from self._progress_sections(progresses)
             yield from self._delivery_sections()
@@ -399,12 +405,12 @@ class Checkpoints:
                 EncodedBlock(SnapshotSection.TRANSACTIONS, number, covered, len(rows), bytes(rows))
             ]
 
-    def _key_sections(
-        self, sections: Iterator[bytes], covered: int
+    def _sections(
+        self, kind: SnapshotSection, sections: Iterator[bytes], covered: int
     ) -> Iterator[list[EncodedBlock]]:
         for number, data in enumerate(sections):
             self._tally.add(len(data) // TRANSACTION_BYTES_AN_ITEM)
-            yield [EncodedBlock(SnapshotSection.KEYS, number, covered, len(data), data)]
+            yield [EncodedBlock(kind, number, covered, len(data), data)]
 
     def _end_sections(
         self, ends: list[tuple[int, ...]], begin: int

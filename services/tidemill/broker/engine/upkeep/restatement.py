@@ -78,6 +78,7 @@ class Restatement:
         for _ in self._half_checks.restate(end, now_ms):
             yield []
         yield from self._restate_keys(end, now_ms)
+        yield from self._restate_letters(end, now_ms)
         # Deliveries first: an ack in between then settles a stated one, also in a replay.
         yield from self._restate_deliveries(end, now_ms)
         yield from self._restate_progress(end, now_ms)
@@ -150,6 +151,20 @@ class Restatement:
                     self._fold.append(StatedKeys([(topic_id, row) for row in rows]), now_ms)
                 yield []
         keys.stated_before = end, begin if low == 0 else stated_at
+
+    def _restate_letters(self, end: int, now_ms: int) -> Steps:
+        """Record the settled dead letters of topics with a record before log offset `end`."""
+        letters = self._catalog.settled_letters
+        letters.trim_all(self._catalog.queues)
+        for topic_id in letters.topic_ids:
+            log_end = LogOffset(self._log.log_end)
+            for stated in letters.begin_restatement(topic_id, before=end, log_end=log_end):
+                # A state is final, so a block stays true between two slices. A deleted topic must
+                # not come back.
+                if topic_id in self._catalog.topics:
+                    self._fold.append(stated, now_ms)
+                yield []
+            yield []
 
     def _queues_in_parts(
         self, is_due: Callable[[ConsumeQueue], bool], size: int

@@ -11,6 +11,7 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Final, final
 
+from tidemill.broker.engine.layout.dead_letter import Replay
 from tidemill.broker.engine.layout.message import (
     Cause,
     HalfOutcome,
@@ -292,9 +293,9 @@ def _provenance(
     if isinstance(cause, HalfOutcome):
         provenance = v2.Provenance(reason=reason_of(cause), origin_topic=cause.origin)
         return provenance, cause.origin
-    assert isinstance(cause, Cause), "the topic of waiting timers is hidden"
+    assert isinstance(cause, (Cause, Replay)), "the topic of waiting timers is hidden"
     group = engine.catalog.groups.get(GroupId(cause.group_id))
-    is_dead = cause.reason != Reason.INVISIBLE_DURATION_ENDED
+    is_dead = isinstance(cause, Cause) and cause.reason != Reason.INVISIBLE_DURATION_ENDED
     provenance = v2.Provenance(
         consumer_group=group.name if group is not None else "",
         reason=reason_of(cause),

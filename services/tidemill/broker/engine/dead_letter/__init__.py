@@ -1,0 +1,1 @@
+"""Dead letters of consumer groups: what operators see of them, and settle (ADR 0093)."""
