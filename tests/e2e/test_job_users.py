@@ -32,6 +32,8 @@ ALLOWED = {
         "PUT /topics/{topic}",
         "PUT /groups/{group}",
         # These need the right Update on a topic or a consumer group.
+        "POST /groups/{group}:pause",
+        "POST /groups/{group}:resume",
         "POST /groups/{group}:resetOffset",
         "POST /groups/{group}:forgetPullOffsets",
         "POST /groups/{group}:releaseLock",

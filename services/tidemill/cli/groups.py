@@ -34,7 +34,7 @@ from tidemill.common.clock import SystemClock
 from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.prompts import confirm, fail, warn
 from tidemill.common.rest_client import Json
-from tidemill.common.times import INSTANT, age, from_now, instant_ms
+from tidemill.common.times import INSTANT, age, duration_ms, from_now, instant_ms, utc
 
 app = typer.Typer(
     no_args_is_help=True, help="Create, list, show, reset, release, forget and delete groups."
@@ -207,6 +207,49 @@ def change_of(before: Json, group: Json) -> str:
     return f"{word}: {group['deliveryOrder']}, {attempts}{retry}{factor}"
 
 
+@app.command("pause")
+def pause_group(
+    context: typer.Context,
+    name: Name,
+    duration: Annotated[
+        str, typer.Option("--for", metavar="DURATION", help="Time of the pause, at most 30d.")
+    ] = "1d",
+    reason: Annotated[str, typer.Option(help="Reason, for other operators.")] = "",
+    is_dry: DryRun = False,
+) -> None:
+    """Stop the delivery of messages to a consumer group for some time.
+
+    Consumers stay connected and receive nothing. They may still ack what they have. Messages wait,
+    and count in the lag. A second pause changes the end.
+
+    Examples:
+    * `tidemill group pause billing --for 2h --reason "database moves"`
+    * `tidemill group resume billing`
+    """
+    now_ms = SystemClock().wall_ms()
+    body = {"untilMs": now_ms + duration_ms(duration), "reason": reason}
+    group = _act(context, name, "pause", body, is_dry=is_dry)
+    until_ms = group["paused"]["untilMs"] if "paused" in group else body["untilMs"]
+    verb = "would be" if is_dry else "is"
+    sentence = f"group {name} {verb} paused until {utc(until_ms)} ({from_now(until_ms, now_ms)})"
+    say(context, group, sentence)
+
+
+@app.command("resume")
+def resume_group(context: typer.Context, name: Name, is_dry: DryRun = False) -> None:
+    """End the pause of a consumer group at once.
+
+    Example: tidemill group resume billing
+    """
+    group = _act(context, name, "resume", None, is_dry=is_dry)
+    say(context, group, f"group {name} {'would receive' if is_dry else 'receives'} messages")
+
+
+def _act(context: typer.Context, name: str, verb: str, body: Json, *, is_dry: bool) -> Json:
+    query = {"dryRun": "true"} if is_dry else {}
+    return call(context, "POST", f"/groups/{segment(name)}:{verb}", body=body, query=query)
+
+
 @app.command("show")
 def show_group(context: typer.Context, name: Name) -> None:
     """Show a consumer group.
@@ -221,6 +264,10 @@ def show_group(context: typer.Context, name: Name) -> None:
         ("starts from", group["startFrom"]),
         ("priority factor", group.get("priorityFactor", "-")),
     ]
+    if "paused" in group:
+        pause = group["paused"]
+        reason = f": {pause['reason']}" if "reason" in pause else ""
+        rows.append(("paused until", f"{utc(pause['untilMs'])} by {pause['by']}{reason}"))
     rows += [("filter", filter_text(each)) for each in group.get("filters") or ()]
     rows += [("conflict", conflict_text(each)) for each in group.get("conflicts") or ()]
     show(context, group, ("GROUP", name), rows)

@@ -13,12 +13,14 @@ from structlog.testing import capture_logs
 
 from tests.support.bodies import body_of
 from tests.support.disk.quiet import has_pending
+from tests.support.worlds.engine_world import GROUP
 from tests.support.worlds.packed_worlds import SEGMENT, pack_all, two_topics
 from tests.support.worlds.round_world import Proxy, RoundWorld, idle
 from tidemill.broker.engine import message_store
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.layout.pack import EXTENT
+from tidemill.broker.engine.metadata.group_pause import GroupPause
 from tidemill.broker.engine.timer.firing_clock import HOLD_MS
 from tidemill.broker.engine.upkeep import packing
 from tidemill.broker.metrics.lag import Lag
@@ -568,6 +570,33 @@ def test_a_revived_message_wakes_a_waiting_poll() -> None:
         reply = await proxy.reply()
         assert reply.pops[0].request_id == 8
         assert list(reply.pops[0].batches[0].delivery_attempts) == [2]
+
+    in_world(scenario)
+
+
+@pytest.mark.parametrize("is_resumed", [True, False])
+def test_the_end_of_a_pause_answers_a_waiting_poll(*, is_resumed: bool) -> None:
+    """The end comes by an operator or by time."""
+
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.append_frame("a"))
+        await proxy.reply()
+        pause = GroupPause(until_ms=world.clock.wall_ms() + 10_000, by="ops")
+        await world.rounds.call(
+            lambda engine, turn: engine.group_pauses.put(GROUP, pause, now_ms=turn.now_ms)
+        )
+        await proxy.send(world.pop_frame(7, poll_ms=20_000))
+        await idle()
+        assert world.polls.count == 1
+        if is_resumed:
+            await world.rounds.call(
+                lambda engine, turn: engine.group_pauses.put(GROUP, None, now_ms=turn.now_ms)
+            )
+        else:
+            world.advance(10_000)
+        while not (reply := await proxy.reply()).pops:
+            pass  # Changes of the configuration.
+        assert bodies(reply.pops[0]) == ["a"]
 
     in_world(scenario)
 

@@ -29,6 +29,7 @@ class GroupState(StrEnum):
     ACTIVE = "ACTIVE"
     IDLE = "IDLE"
     NEVER_POLLED = "NEVER_POLLED"
+    PAUSED = "PAUSED"
 
 
 class BrokerSample(NamedTuple):

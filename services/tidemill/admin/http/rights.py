@@ -94,6 +94,8 @@ ROWS: Final[Mapping[str, RightsRow]] = {
     "GET /groups/{group}/deliveries": _needs("Get Group:{group}"),
     "PUT /groups/{group}": _needs("Create|Update Group:{group}"),
     "DELETE /groups/{group}": _needs("Delete Group:{group}"),
+    "POST /groups/{group}:pause": _needs("Update Group:{group}"),
+    "POST /groups/{group}:resume": _needs("Update Group:{group}"),
     "POST /groups/{group}:resetOffset": _needs("Update Group:{group}"),
     "POST /groups/{group}:forgetPullOffsets": _needs("Update Group:{group}"),
     "POST /groups/{group}:releaseLock": _needs("Update Group:{group}"),

@@ -47,7 +47,7 @@ class GroupNumbersView(Schema):
         None,
         description="ACTIVE: a consumer is connected, or messages were delivered or acknowledged"
         " since the sample before. IDLE: neither. NEVER_POLLED: it has read no topic, and no"
-        " consumer is subscribed.",
+        " consumer is subscribed. PAUSED: `paused` has the end.",
     )
     lag: int | None = Field(None, description="Sum of ready, blocked and in-flight messages.")
     ready: int | None = Field(None, description="Messages that a consumer can receive now.")

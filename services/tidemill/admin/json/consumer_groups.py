@@ -91,6 +91,29 @@ class ConsumerGroupSettings(Schema):
     )
 
 
+class GroupPauseRequest(Schema):
+    """A pause of a consumer group."""
+
+    until_ms: StrictInt | None = Field(
+        None,
+        ge=1,
+        le=EXACT_MAX,
+        description="End of the pause (Unix, ms), at most 30 days from now. Default: in a day.",
+        examples=[1798761600000],
+    )
+    reason: Text = Field(
+        "", max_length=255, description="Reason, for other operators.", examples=["database moves"]
+    )
+
+
+class GroupPauseView(Schema):
+    """A pause: polls of the consumer group find no message until it ends."""
+
+    until_ms: int = Field(description="End of the pause (Unix, ms).")
+    by: str = Field(description="The operator that began it.")
+    reason: str | None = Field(None, description="Reason, if one was given.")
+
+
 class ConsumerGroupView(Schema):
     """A consumer group."""
 
@@ -101,6 +124,9 @@ class ConsumerGroupView(Schema):
     start_from: Literal["earliest", "latest"] = Field(description=START_FROM)
     priority_factor: int | None = Field(
         None, description=f"{PRIORITY_FACTOR} Missing while its broker has an older version."
+    )
+    paused: GroupPauseView | None = Field(
+        None, description="Its pause. Missing if it is not paused."
     )
 
 

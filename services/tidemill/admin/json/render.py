@@ -11,6 +11,7 @@ from tidemill.admin.json.consumer_groups import (
     CustomizedBackoffView,
     DeliveryOrder,
     ExponentialBackoffView,
+    GroupPauseView,
     ProgressView,
     PulledTopicView,
     QueueResetView,
@@ -29,6 +30,7 @@ from tidemill.admin.json.topics import (
     TopicView,
     TransactionPolicyView,
 )
+from tidemill.common.clock import SystemClock
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
@@ -107,7 +109,16 @@ def group_of(config: pb.GroupConfig) -> ConsumerGroupView:
         retry=retry,
         start_from="latest" if config.start_from_latest else "earliest",
         priority_factor=config.priority_factor if config.HasField("priority_factor") else None,
+        paused=_pause_of(config),
     )
+
+
+def _pause_of(config: pb.GroupConfig) -> GroupPauseView | None:
+    """Render the pause of a consumer group; None if it is over."""
+    pause = config.pause
+    if pause.until_ms <= SystemClock().wall_ms():
+        return None
+    return GroupPauseView(until_ms=pause.until_ms, by=pause.by, reason=pause.reason or None)
 
 
 def queue_of(status: pb.QueueStatus, broker: str) -> QueueView:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter
 
+from tidemill.admin.activity.numbers import GroupState
 from tidemill.admin.activity.rows import (
     GROUP_FIELDS,
     all_unreachable,
@@ -14,6 +15,7 @@ from tidemill.admin.activity.rows import (
     number_of_group,
     sampled_at_ms,
 )
+from tidemill.admin.activity.sampler import Reading
 from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
@@ -33,7 +35,9 @@ from tidemill.admin.json.consumer_groups import (
     ConsumerGroupPutView,
     ConsumerGroupRowView,
     ConsumerGroupSettings,
+    ConsumerGroupView,
     DeliveryOrder,
+    GroupPauseRequest,
     OffsetResetRequest,
     OffsetResetView,
     PullOffsetDeletionRequest,
@@ -52,12 +56,15 @@ from tidemill.admin.routes import (
     GroupName,
     Namespace,
 )
+from tidemill.common.clock import SystemClock
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict
 from tidemill.message.namespaces import check_namespace
 from tidemill.security.acl import group_resource
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["groups"])
+
+PAUSE_MS: Final = 86_400_000  # default
 
 Prefix = Annotated[str, PREFIX]
 GroupSort = Annotated[str | None, sort_query(GROUP_FIELDS)]
@@ -89,10 +96,7 @@ async def list_groups(
         page, token = first_by(wanted, sort, number_of, size=page_size, token=page_token), None
     return ConsumerGroupPageView(
         groups=[
-            ConsumerGroupRowView(
-                **dict(render.group_of(group)), **dict(group_numbers(reading, group.name))
-            )
-            for group in page
+            ConsumerGroupRowView(**_with_numbers(render.group_of(group), reading)) for group in page
         ],
         next_page_token=token,
         sampled_at_ms=sampled_at_ms(reading),
@@ -167,8 +171,7 @@ async def get_group(
     answers = await cluster.call_all(calls.LIST_CONFLICTS, asked)
     config, reading = render.group_of(found.answers[0].value.group), activity.read()
     return ConsumerGroupDetailView(
-        **dict(config),
-        **dict(group_numbers(reading, config.name)),
+        **_with_numbers(config, reading),
         sampled_at_ms=sampled_at_ms(reading),
         conflicts=conflicts_of(answers) or None,
         filters=[
@@ -177,6 +180,44 @@ async def get_group(
         or None,
         unreachable=all_unreachable(reading, found.unreachable, answers.unreachable),
     )
+
+
+@router.post("/groups/{group}:pause", response_model_exclude_none=True)
+async def pause_group(
+    group: GroupName,
+    wish: GroupPauseRequest,
+    cluster: Cluster,
+    caller: Caller,
+    author: ChangeAuthor,
+    is_dry: DryRun = False,
+) -> ConsumerGroupView:
+    """Pause a consumer group: its polls find no message until the end of the pause.
+
+    Consumers stay connected. They may still ack and renew what they have. Messages wait, and count
+    in the lag. A second call changes the end and the reason.
+    """
+    until_ms = wish.until_ms or SystemClock().wall_ms() + PAUSE_MS
+    request = pb.PauseGroupRequest(
+        name=group,
+        pause=pb.GroupPause(until_ms=until_ms, by=caller, reason=wish.reason),
+        dry_run=is_dry,
+        requested_by=caller,
+        audit=author.of(f"Group:{group}"),
+    )
+    reply = await (await cluster.home()).call(calls.PAUSE_GROUP, request)
+    return render.group_of(reply.group)
+
+
+@router.post("/groups/{group}:resume", response_model_exclude_none=True)
+async def resume_group(
+    group: GroupName, cluster: Cluster, caller: Caller, author: ChangeAuthor, is_dry: DryRun = False
+) -> ConsumerGroupView:
+    """End the pause of a consumer group. A group that is not paused stays as it is."""
+    request = pb.PauseGroupRequest(
+        name=group, dry_run=is_dry, requested_by=caller, audit=author.of(f"Group:{group}")
+    )
+    reply = await (await cluster.home()).call(calls.PAUSE_GROUP, request)
+    return render.group_of(reply.group)
 
 
 @router.post("/groups/{group}:resetOffset", response_model_exclude_none=True)
@@ -366,3 +407,9 @@ async def _holder_of(
         )
     # Without a locked queue, the home rejects the request with the reason.
     return await cluster.member(locked[0]) if locked else members[0]
+
+
+def _with_numbers(group: ConsumerGroupView, reading: Reading) -> dict[str, Any]:
+    """Return the fields of a consumer group and its numbers."""
+    values = {**dict(group), **dict(group_numbers(reading, group.name))}
+    return values if group.paused is None else {**values, "state": GroupState.PAUSED}

@@ -38,6 +38,10 @@ class Demand(NamedTuple):
         """Delayed messages that are due soon."""
         return sum(each.scheduled for each in self.topics)
 
+    def paused(self) -> Demand:
+        """Return the demand without messages that wait for the end of a pause."""
+        return Demand([each._replace(ready=0, scheduled=0) for each in self.topics])
+
     def value(self, *, counts_in_flight: bool) -> int:
         """Return the demand as one number."""
         return self.ready + self.scheduled + (self.in_flight if counts_in_flight else 0)

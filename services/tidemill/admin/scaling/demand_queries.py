@@ -18,6 +18,7 @@ from tidemill.admin.cluster.brokers import BrokerAnswers, Brokers
 from tidemill.admin.scaling.demand import Demand, DueCounts, demand_of, topics_of
 from tidemill.admin.scaling.shared_answer import SharedAnswer
 from tidemill.admin.scaling.trigger import DemandQuery
+from tidemill.common.clock import SystemClock
 from tidemill.common.errors import (
     BrokerGroupUnreachable,
     Conflict,
@@ -117,7 +118,11 @@ class DemandQueries:
         if not topics:
             # The demand would be 0 forever: no consumer would start, so none would read a topic.
             raise Conflict(f"group {query.group!r} has not read any topic yet: name its topic")
-        return demand_of(topics, found, due, query.horizon_s, now_s=self._now_s())
+        demand = demand_of(topics, found, due, query.horizon_s, now_s=self._now_s())
+        # Consumers of a paused group get nothing, so only deliveries in flight need them.
+        now_ms = SystemClock().wall_ms()
+        is_paused = any(each.group.pause.until_ms > now_ms for each in found.values())
+        return demand.paused() if is_paused else demand
 
     async def _due_counts(self, horizon_s: int) -> DueCounts:
         due = await self._due.get()

@@ -26,6 +26,7 @@ from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.configuration.administration import Administration
 from tidemill.broker.engine.configuration.broker_groups import BrokerGroups
 from tidemill.broker.engine.configuration.following import Following
+from tidemill.broker.engine.configuration.group_pauses import GroupPauseCommands
 from tidemill.broker.engine.configuration.key_spreads import KeySpreads
 from tidemill.broker.engine.configuration.purge import Purge
 from tidemill.broker.engine.configuration.security import SecurityAdministration
@@ -43,6 +44,7 @@ from tidemill.broker.engine.layout.record import RecordHeader, RecordKind
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, ConfigChanges, feature_level_item
 from tidemill.broker.engine.pop.consumption import Consumption
+from tidemill.broker.engine.pop.pauses import GroupPauses
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.pop.stated_rows import restarted_deliveries
 from tidemill.broker.engine.queries.inspection import Inspection
@@ -178,6 +180,8 @@ class Engine:
             self.catalog, self.administration, groups_below=self._groups_below
         )
         self.key_spreads = KeySpreads(self.catalog, self.administration, self.key_tables)
+        self.group_pauses = GroupPauseCommands(self.catalog, self.administration)
+        self._pauses = GroupPauses(self.catalog, self.state)
         self.following = Following(
             self.catalog,
             self.administration,
@@ -401,6 +405,7 @@ class Engine:
                 if not has_more:
                     break
         yield from self.half_checks.due_slices(now_ms, due_ms=expiry_ms)
+        self._pauses.end_due(now_ms)
         has_more |= self.deduplication.sweep()
         has_more |= self.key_spreads.run_due(now_ms)
         yield
@@ -428,7 +433,8 @@ class Engine:
             check_ms += now_ms - expiry_ms
         keys_ms = self.deduplication.next_due_ms(now_ms)
         timers_ms = self.timers.next_due_ms(now_ms, firing_ms=firing_ms)
-        dues = (revive_ms, check_ms, keys_ms, self.key_spreads.next_due_ms(now_ms), timers_ms)
+        spread_ms, pause_ms = self.key_spreads.next_due_ms(now_ms), self._pauses.next_due_ms()
+        dues = (revive_ms, check_ms, keys_ms, spread_ms, pause_ms, timers_ms)
         return min((due for due in dues if due is not None), default=None)
 
     def take_ready(self) -> tuple[set[TopicId], set[tuple[GroupId, TopicId]]]:

@@ -16,7 +16,7 @@ from tidemill.admin.console.page import (
     unknown_reasons,
     url,
 )
-from tidemill.admin.console.rendering import number_text
+from tidemill.admin.console.rendering import number_text, time_text
 from tidemill.admin.console.rest_calls import Document
 
 ROWS: Final = 50  # per page
@@ -127,6 +127,17 @@ def _lock(found: Document) -> Rows:
     ]
 
 
+def _pause_end(found: Document) -> str:
+    return time_text(found["paused"]["untilMs"] if "paused" in found else None)
+
+
+def _paused(found: Document) -> Rows:
+    if "paused" not in found:
+        return [("Paused", "no")]
+    pause = found["paused"]
+    return [("Paused until", time_text(pause["untilMs"])), ("Reason", pause.get("reason", ""))]
+
+
 def _reset_button(found: Document, path: Mapping[str, str]) -> str:
     return f"Reset {path['group']} in {number_text(len(found['queues']))} queues"
 
@@ -137,6 +148,30 @@ PAGES: Final = (
     Page("/groups/{group}/deliveries", "deliveries", load_deliveries),
 )
 ACTIONS: Final = (
+    PageAction(
+        path="/groups/{group}/pause",
+        method="POST",
+        rest="/groups/{group}:pause",
+        title="Pause {group}",
+        about="Its consumers receive nothing until the end. Messages wait, and count in the lag.",
+        back="/groups/{group}",
+        fields=(
+            Field("untilMs", "Until", FieldKind.TIME, "Empty: for a day. At most 30 days."),
+            Field("reason", "Reason", help="For other operators."),
+        ),
+        rows=_paused,
+        button=lambda found, path: f"Pause {path['group']} until {_pause_end(found)}",
+    ),
+    PageAction(
+        path="/groups/{group}/resume",
+        method="POST",
+        rest="/groups/{group}:resume",
+        title="Resume {group}",
+        about="Its consumers receive messages again, at once.",
+        back="/groups/{group}",
+        rows=_paused,
+        button=lambda _found, path: f"Resume {path['group']}",
+    ),
     PageAction(
         path="/groups/{group}/reset",
         method="POST",

@@ -25,6 +25,7 @@ from tidemill.broker.engine.metadata.catalog import (
     topic_item,
 )
 from tidemill.broker.engine.metadata.dedup_policy import DEDUP_LEVEL, NO_PLACEMENT
+from tidemill.broker.engine.metadata.group_pause import PAUSE_LEVEL
 from tidemill.broker.engine.metadata.membership import Home, home_item
 from tidemill.broker.engine.metadata.priority import FACTOR_DEFAULT, PRIORITY_LEVEL
 from tidemill.broker.engine.metadata.topic_retention import BROKER_DEFAULT, RETENTION_LEVEL
@@ -204,6 +205,8 @@ class Following:
         if catalog.feature_level < PRIORITY_LEVEL:
             # As for the settings of a topic.
             group = replace(group, priority_factor=FACTOR_DEFAULT)
+        if catalog.feature_level < PAUSE_LEVEL:
+            group = replace(group, paused=None)
         own = catalog.groups.get(own_id)
         if own is not None and own.begun:
             begun = merge_beginnings(homes.begun, own.begun, catalog=catalog)

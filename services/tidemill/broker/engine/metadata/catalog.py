@@ -33,6 +33,7 @@ from tidemill.broker.engine.metadata.dedup_policy import (
 )
 from tidemill.broker.engine.metadata.deleted_names import DeletedName, DeletedNames
 from tidemill.broker.engine.metadata.ended_handles import EndedHandles
+from tidemill.broker.engine.metadata.group_pause import GroupPause, decode_pause
 from tidemill.broker.engine.metadata.membership import (
     ITEM_PREFIX,
     Membership,
@@ -158,6 +159,11 @@ class ConsumerGroup:
     # The topics that it reads at any broker group, with the home's ids, and since when.
     begun: Beginnings = ()
     priority_factor: int = FACTOR_DEFAULT  # for topics of type PRIORITY
+    paused: GroupPause | None = None  # it may be over
+
+    def is_paused(self, now_ms: int) -> bool:
+        """Whether its pops find nothing at a wall time."""
+        return self.paused is not None and now_ms < self.paused.until_ms
 
 
 @dataclass(slots=True)
@@ -221,6 +227,8 @@ class Catalog:
         # At a follower: by the ids of the home.
         self.topic_ids_at_home: dict[int, TopicId] = {}
         self.group_ids_at_home: dict[int, GroupId] = {}
+        # Ends of pauses whose polls are not woken yet; 0: the pause was ended by an operator.
+        self.pauses: dict[GroupId, int] = {}
         # At a follower: groups with begins that the home may not know; emptied by the next report.
         self.unreported_begun: dict[GroupId, None] = {}
         self.deleted_names = DeletedNames()
@@ -416,6 +424,10 @@ class Catalog:
         if self.groups.get(group.id) != group:
             self.changes.groups[group.id] = group
         self.groups[group.id] = group
+        if group.paused is not None:
+            self.pauses[group.id] = group.paused.until_ms
+        elif group.id in self.pauses:
+            self.pauses[group.id] = 0
         self.group_ids[group.name] = group.id
         self.next_id = max(self.next_id, group.id + 1)
         self.stated_at[f"group {group.id}"] = log_offset
@@ -431,6 +443,7 @@ class Catalog:
     def _delete_group(self, group_id: GroupId) -> None:
         self._queue_orphans(self._retries_of_group.pop(group_id, {}))
         group = self.groups.pop(group_id, None)
+        self.pauses.pop(group_id, None)
         if group is not None:
             self.deleted_names.add_group(
                 group_id, group.name, self.stated_at.get(f"group {group_id}", 0)
@@ -636,6 +649,10 @@ def group_item(group: ConsumerGroup) -> dict[str, Any]:
             del values[name]
     if group.priority_factor == FACTOR_DEFAULT:
         del values["priority_factor"]
+    if group.paused is None:
+        del values["paused"]
+    else:
+        values["paused"] = group.paused.as_item()
     if group.exponential is not None:
         values["exponential"] = asdict(group.exponential)
     return {"op": "group", "group": values}
@@ -666,4 +683,5 @@ def decode_group(values: dict[str, Any]) -> ConsumerGroup:
         exponential=ExponentialRetry(**exponential) if exponential else None,
         customized_ms=tuple(values["customized_ms"]),
         begun=tuple([(topic_id, at_ms) for topic_id, at_ms in values.get("begun", ())]),
+        paused=decode_pause(values.get("paused")),
     )

@@ -149,6 +149,8 @@ class Consumption:
             raise TopicNotFound("the topic was deleted; query its route again")
         if subscription is None or subscription.version != topic.version:
             subscription = self._first_pops.subscribe(group, topic, now_ms)
+        if group.is_paused(now_ms):
+            return []
         is_ordered = group.is_ordered
         refusal: Overloaded | None = None
         try:

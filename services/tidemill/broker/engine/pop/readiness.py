@@ -98,6 +98,8 @@ class PopReadiness:
             if topic.type is TopicType.PRIORITY:
                 return _UNKNOWN._replace(levels=any_level(topic.queues))
             return _UNKNOWN
+        if group.is_paused(now_ms):
+            return NOTHING_READY
         if group.is_ordered:
             # Messages acked in this round must not block a queue.
             self._settle_acks(now_ms)

@@ -59,6 +59,24 @@ class ConsumerGroupAdmin:
 
         return await in_round(self._rounds, put)
 
+    async def PauseGroup(self, request: pb.PauseGroupRequest) -> pb.PutGroupReply:
+        """Pause or resume a consumer group."""
+
+        def pause(engine: Engine, turn: Turn) -> pb.PutGroupReply:
+            before, wanted = find_group(engine, request.name), config_frames.read_pause(request)
+            pauses, now_ms = engine.group_pauses, turn.now_ms
+            group = pauses.put(request.name, wanted, is_dry=True, now_ms=now_ms)
+            if not request.dry_run and group != before:
+                facts = group_facts(before), group_facts(group)
+                with audited(engine, request, before=facts[0], after=facts[1], action=UPDATE):
+                    group = pauses.put(request.name, wanted, now_ms=now_ms)
+                config_log.group_paused(before, group, by=request.requested_by)
+            return pb.PutGroupReply(
+                group=config_frames.group_config(group), before=config_frames.group_config(before)
+            )
+
+        return await in_round(self._rounds, pause)
+
     async def DeleteGroup(self, request: pb.DeleteGroupRequest) -> pb.DeleteGroupReply:
         """Delete a consumer group with its progress; a dry run only returns its lag."""
         progress = await self.GetGroupProgress(pb.GetGroupProgressRequest(name=request.name))

@@ -165,6 +165,9 @@ def group_facts(group: ConsumerGroup | None) -> dict[str, Any]:
         }
     else:
         facts["retry"] = {"nextMs": list(group.customized_ms)}
+    if group.paused is not None:
+        facts["pausedUntilMs"] = group.paused.until_ms
+        facts["pauseReason"] = group.paused.reason
     return facts
 
 

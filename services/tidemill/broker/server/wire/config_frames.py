@@ -24,6 +24,7 @@ from tidemill.broker.engine.metadata.dedup_policy import (
     DedupPolicy,
     KeyPlacement,
 )
+from tidemill.broker.engine.metadata.group_pause import GroupPause
 from tidemill.broker.engine.metadata.membership import BrokerGroup, Membership
 from tidemill.broker.engine.metadata.priority import FACTOR_DEFAULT
 from tidemill.broker.engine.metadata.topic_retention import (
@@ -173,6 +174,8 @@ def group_config(group: ConsumerGroup) -> pb.GroupConfig:
         created_at_ms=group.created_at_ms,
         begun=_beginnings(group),
     )
+    if group.paused is not None:
+        config.pause.CopyFrom(pb.GroupPause(**group.paused.as_item()))
     if group.exponential is not None:
         config.exponential.initial_ms = group.exponential.initial_ms
         config.exponential.max_ms = group.exponential.max_ms
@@ -283,7 +286,16 @@ def read_group(config: pb.GroupConfig) -> ConsumerGroup:
         ),
         created_at_ms=config.created_at_ms,
         begun=read_begun(config.begun),
+        paused=read_pause(config),
     )
+
+
+def read_pause(frame: pb.GroupConfig | pb.PauseGroupRequest) -> GroupPause | None:
+    """Read a pause of a consumer group; None without one."""
+    if not frame.HasField("pause"):
+        return None
+    pause = frame.pause
+    return GroupPause(until_ms=pause.until_ms, by=pause.by, reason=pause.reason)
 
 
 def backlog_frame(backlog: RemovalBacklog) -> pb.Backlog:

@@ -53,6 +53,16 @@ def group_put(before: ConsumerGroup | None, group: ConsumerGroup, *, by: str) ->
         log.warning("low priorities can starve", group=group.name, priority_factor=FACTOR_MAX)
 
 
+def group_paused(before: ConsumerGroup, group: ConsumerGroup, *, by: str) -> None:
+    """Log that a consumer group was paused or resumed."""
+    pause = group.paused
+    if pause is not None:
+        end = {"until_ms": pause.until_ms, "reason": pause.reason}
+        log.warning("group paused", group=group.name, **end, **_requested_by(by))
+    elif before.paused is not None:
+        log.info("group resumed", group=group.name, **_requested_by(by))
+
+
 def topic_created_by_use(topic: Topic, names: Container[str]) -> None:
     """Log that the first use created a topic beside those with `names`."""
     log.info("topic created", **_topic_fields(topic), auto_create=True)
