@@ -107,6 +107,12 @@ GET_TRANSACTION = _read(lambda stubs: stubs.admin.GetTransaction)
 CHANGE_TRANSACTION = _change(lambda stubs: stubs.admin.ChangeTransaction)
 RECOVER_TRANSACTIONS = _change(lambda stubs: stubs.admin.RecoverTransactions)
 
+# Dead letters.
+LIST_DEAD_LETTERS = _read(lambda stubs: stubs.admin.ListDeadLetters)
+SUMMARIZE_DEAD_LETTERS = _read(lambda stubs: stubs.admin.SummarizeDeadLetters)
+GET_DEAD_LETTER = _read(lambda stubs: stubs.admin.GetDeadLetter)
+SETTLE_DEAD_LETTERS = _change(lambda stubs: stubs.admin.SettleDeadLetters)
+
 # Users, roles and the security mode.
 LIST_SECURITY = _read(lambda stubs: stubs.admin.ListSecurity)
 CHANGE_SECURITY = _change(lambda stubs: stubs.admin.ChangeSecurity)

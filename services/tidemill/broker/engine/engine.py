@@ -30,6 +30,7 @@ from tidemill.broker.engine.configuration.group_pauses import GroupPauseCommands
 from tidemill.broker.engine.configuration.key_spreads import KeySpreads
 from tidemill.broker.engine.configuration.purge import Purge
 from tidemill.broker.engine.configuration.security import SecurityAdministration
+from tidemill.broker.engine.dead_letter.inspection import LetterInspection
 from tidemill.broker.engine.dead_letter.letters import DeadLetters
 from tidemill.broker.engine.dedup.deduplication import Deduplication
 from tidemill.broker.engine.dedup.first_messages import FirstMessages
@@ -144,6 +145,9 @@ class Engine:
             self.fold,
             self.tally,
             self.room,
+        )
+        self.letter_inspection = LetterInspection(
+            self.dead_letters, self.catalog, retention_ms=config.retention_ms
         )
         self.key_inspection = KeyInspection(self.deduplication, firsts, self.fold)
         self._open_upkeep(timer_index, snapshot_size)

@@ -13,6 +13,7 @@ from tidemill.broker.server.admin.activity import ActivityAdmin
 from tidemill.broker.server.admin.audit import AuditAdmin
 from tidemill.broker.server.admin.broker_groups import BrokerGroupAdmin
 from tidemill.broker.server.admin.consumer_groups import ConsumerGroupAdmin
+from tidemill.broker.server.admin.dead_letters import DeadLetterAdmin
 from tidemill.broker.server.admin.dedup_keys import DedupAdmin
 from tidemill.broker.server.admin.deliveries import DeliveryAdmin
 from tidemill.broker.server.admin.messages import MessageAdmin
@@ -178,6 +179,7 @@ async def broker_server(
             timers,
             TransactionAdmin(rounds, producers),
             DedupAdmin(rounds),
+            DeadLetterAdmin(rounds),
             deliveries,
             broker_groups,
             SecurityAdmin(rounds),

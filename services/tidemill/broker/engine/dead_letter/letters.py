@@ -266,7 +266,10 @@ class DeadLetters:
             found = self.read(topic, offset)
         except LookupError:
             return LetterOutcome.EXPIRED
-        return LetterOutcome.NOT_FOUND if found is None else found
+        if found is None:
+            return LetterOutcome.NOT_FOUND
+        self._tally.add(0, size_bytes=0 if found.record is None else len(found.record.tail))
+        return found
 
     def read(self, topic: Topic, offset: int) -> FoundLetter | None:
         """Return the dead letter at an offset; None if the message there is not a dead letter.

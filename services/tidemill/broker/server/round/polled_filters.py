@@ -161,6 +161,24 @@ class PolledFilters:
             if conflict is not None:
                 yield conflict
 
+    def filters_of(
+        self, group_id: int, topic_id: int, *, monotonic_ms: int
+    ) -> frozenset[str] | None:
+        """Return the tags that the filters of a group in a topic receive; None without a poll.
+
+        An empty set stands for every message, and for filters that this list does not show whole.
+        """
+        tags: set[str] = set()
+        is_polled = False
+        for each in self._by_pair.get((group_id, topic_id), {}).values():
+            if monotonic_ms - each.polled_at_ms > FILTER_LIFE_MS:
+                continue
+            is_polled = True
+            if not each.tags or each.tags[-1].startswith("... "):
+                return frozenset()
+            tags.update(each.tags)
+        return frozenset(tags) if is_polled else None
+
     def _new_pair(self, group_id: int, topic_id: int) -> dict[int, PolledFilter]:
         if len(self._by_pair) >= PAIRS_MAX:
             self._forget(*next(iter(self._by_pair)))
