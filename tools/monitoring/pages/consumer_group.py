@@ -148,12 +148,23 @@ _FAILURES = Row(
             alerts=("DlqGrowing",),
         ),
         panel(
-            "Dead-letter topic",
-            "Messages in the dead-letter topic of the consumer group.",
+            "Open dead letters",
+            "Dead letters of the consumer group that nobody has replayed or discarded.",
             Query(
-                "sum by (consumer_group) (rocketmq_dlq_messages{HERE, GROUP})", "{{consumer_group}}"
+                'sum by (consumer_group) (rocketmq_dlq_messages{HERE, GROUP, state="open"})',
+                "{{consumer_group}}",
             ),
             alerts=("DlqGrowing",),
+        ),
+        panel(
+            "Settled dead letters",
+            "Dead letters that operators replay and discard, per second. A replay with another result changes nothing.",
+            Query(
+                "sum by (result) (rate(rocketmq_dlq_replayed_total{HERE, GROUP}[RATE]))",
+                "replay: {{result}}",
+            ),
+            Query("sum(rate(rocketmq_dlq_discarded_total{HERE, GROUP}[RATE]))", "discarded"),
+            unit="cps",
         ),
         panel(
             "Age by priority",

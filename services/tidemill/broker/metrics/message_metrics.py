@@ -10,7 +10,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from tidemill.broker.metrics.metered_rounds import MS_PER_S, PAIR_LABELS, flag
 from tidemill.broker.metrics.traffic import MESSAGE_TYPES
 from tidemill.common.metrics import full_parts, histogram_family, histogram_parts
-from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.layout.numbers import GroupId, TopicId
@@ -48,7 +47,6 @@ class MessageMetrics:
         self._wait_sets = registry.label_sets("rocketmq_e2e_delivery_seconds", WAIT_LABELS)
         self._ack_sets = registry.label_sets("rocketmq_ack_seconds", PAIR_LABELS)
         self._lag_sets = registry.label_sets("rocketmq_consumer_lag_messages", OUT_LABELS)
-        self._dead_letter_sets = registry.label_sets("rocketmq_dlq_messages", ("consumer_group",))
         registry.register(self._collect)
 
     def _collect(self) -> Iterator[Metric]:
@@ -60,22 +58,6 @@ class MessageMetrics:
         # A pair with messages is not idle, so the lag comes first.
         yield from self._collect_lag(topics, groups)
         yield from self._collect_sent(topics, groups)
-        yield from self._collect_dead_letters(groups)
-
-    def _collect_dead_letters(self, groups: dict[GroupId, ConsumerGroup]) -> Iterator[Metric]:
-        gauge = GaugeMetricFamily(
-            "rocketmq_dlq_messages",
-            "Messages in a group's dead-letter topic.",
-            labels=("consumer_group",),
-        )
-        catalog = self._rounds.engine.catalog
-        for group in list(groups.values()):
-            topic = catalog.find_topic(f"{DEAD_LETTER_TOPIC_PREFIX}{group.name}")
-            queues = catalog.queues_of(topic) if topic is not None else []
-            (name,) = self._dead_letter_sets.admit((group.name,))
-            gauge.add_metric((name,), sum(each.max_offset - each.min_offset for each in queues))
-            yield from full_parts(gauge)
-        yield gauge
 
     def _collect_load(
         self, topics: dict[TopicId, Topic], groups: dict[GroupId, ConsumerGroup]

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Final
 
+from tidemill.broker.metrics.dead_letter_metrics import DeadLetterMetrics
 from tidemill.broker.metrics.dedup_metrics import DedupMetrics
 from tidemill.broker.metrics.transaction_metrics import TransactionMetrics
 from tidemill.broker.server.admin.activity import ActivityAdmin
@@ -113,6 +114,7 @@ class BrokerServer:
         registry.register(self._collect)
         DedupMetrics(registry, rounds)
         TransactionMetrics(registry, rounds, self._checks)
+        DeadLetterMetrics(registry, rounds)
 
     def _collect(self) -> Iterator[Metric]:
         yield from metrics.collect(self._server)

@@ -113,6 +113,11 @@ def test_the_ranges_agree_with_a_dictionary(seed: int) -> None:
             for offset in range(one.begin, one.end)
         }
         assert shown == {offset: value for offset, value in known.items() if offset >= low}
+        states = [state for offset, (state, _) in known.items() if offset >= low]
+        counts = SettledCounts(states.count(REPLAYED), states.count(DISCARDED))
+        assert letters.counts_of(TOPIC) == counts
+        open_ = next(offset for offset in range(low, low + 200) if offset not in known)
+        assert letters.first_open(TOPIC, low) == open_
         begins = [one.begin for one in letters.ranges_of(TOPIC)]
         assert begins == sorted(set(begins))
 

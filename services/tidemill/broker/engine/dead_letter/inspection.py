@@ -212,11 +212,7 @@ class LetterInspection:
         )
 
     def _oldest_open_at_ms(self, topic: Topic, queue: ConsumeQueue) -> int:
-        offset = int(queue.min_offset)
-        for one in self.catalog.settled_letters.ranges_of(topic.id):
-            if one.begin > offset:
-                break
-            offset = max(offset, one.end)
+        offset = self.catalog.settled_letters.first_open(topic.id, queue.min_offset)
         try:
             found = self.letters.read(topic, offset)
         except LookupError:

@@ -49,6 +49,7 @@ class _TopicRanges:
         self.times_ms = array("q")
         self.operations = array("q")
         self.states = bytearray()
+        self._counts = [0] * len(DeadLetterState)  # offsets by state
         # The log offset of the oldest record that states one of the ranges.
         self.stated_from = NEVER_STATED
 
@@ -76,6 +77,7 @@ class _TopicRanges:
                 continue
             end = min(new.end, self.begins[at]) if at < len(self.begins) else new.end
             self._insert(at, new._replace(begin=begin, end=end))
+            self._counts[new.state] += end - begin
             begin = end
 
     def _insert(self, at: int, new: SettledRange) -> None:
@@ -114,10 +116,21 @@ class _TopicRanges:
     def trim(self, low: int) -> None:
         """Forget the offsets before `low`."""
         count = bisect_right(self.ends, low)
+        for at in range(count):
+            self._counts[self.states[at]] -= self.ends[at] - self.begins[at]
         for column in (self.begins, self.ends, self.times_ms, self.operations, self.states):
             del column[:count]
         if self.begins and self.begins[0] < low:
+            self._counts[self.states[0]] -= low - self.begins[0]
             self.begins[0] = low
+
+    def first_open(self, offset: int) -> int:
+        """Return the first open offset from one on."""
+        at = max(bisect_right(self.begins, offset) - 1, 0)
+        while at < len(self.begins) and self.begins[at] <= offset:
+            offset = max(offset, self.ends[at])
+            at += 1
+        return offset
 
     def copy(self) -> _TopicRanges:
         """Return the ranges as of now."""
@@ -134,10 +147,7 @@ class _TopicRanges:
 
     def counts(self) -> SettledCounts:
         """Return the number of offsets of each state."""
-        sums = {_REPLAYED: 0, _DISCARDED: 0}
-        for begin, end, state in zip(self.begins, self.ends, self.states, strict=True):
-            sums[DeadLetterState(state)] += end - begin
-        return SettledCounts(sums[_REPLAYED], sums[_DISCARDED])
+        return SettledCounts(self._counts[_REPLAYED], self._counts[_DISCARDED])
 
 
 @final
@@ -171,6 +181,11 @@ class SettledLetters:
         """Return the numbers of settled dead letters, with those that are not yet forgotten."""
         ranges = self._topics.get(topic_id)
         return SettledCounts(0, 0) if ranges is None else ranges.counts()
+
+    def first_open(self, topic_id: TopicId, offset: int) -> int:
+        """Return the first open offset from an offset on; there may be no message yet."""
+        ranges = self._topics.get(topic_id)
+        return offset if ranges is None else ranges.first_open(offset)
 
     def ranges_of(self, topic_id: TopicId) -> list[SettledRange]:
         """Return the ranges of a topic."""
