@@ -379,6 +379,15 @@ def test_the_events_of_a_message_name_its_replay_and_its_discard() -> None:
     ]
 
 
+def test_new_dead_letters_give_one_notice_for_each_group() -> None:
+    world = letter_world()
+    world.dead("a", "b", "c")
+    redelivery = world.engine.consumption.redelivery
+    (notice,) = redelivery.take_dead_notices()
+    assert notice == (GROUP, {"forwarded_by_client": 3})
+    assert redelivery.take_dead_notices() == []
+
+
 def test_a_search_finds_a_replay_with_its_group() -> None:
     world = letter_world()
     world.dead("a")

@@ -7,7 +7,7 @@ crash the log has both or neither.
 from __future__ import annotations
 
 import struct
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -69,6 +69,13 @@ class KeptNotice(NamedTuple):
     message_count: int
 
 
+class DeadNotice(NamedTuple):
+    """Messages that a group has failed for the last time, for the shell's log."""
+
+    group: str
+    reasons: dict[str, int]  # messages by reason
+
+
 class _OriginalMessage(NamedTuple):
     """The parts of a message that its copy contains."""
 
@@ -99,11 +106,23 @@ class Redelivery:
         self._tally = tally
         self._notices: list[DamagedNotice] = []
         self._kept: Counter[tuple[GroupId, TopicId]] = Counter()  # since `take_kept_notices`
+        # Since `take_dead_notices`: by group id, messages by reason.
+        self._dead: defaultdict[GroupId, Counter[str]] = defaultdict(Counter)
 
     def take_damaged_notices(self) -> list[DamagedNotice]:
         """Return and clear the notices of damaged messages."""
         notices, self._notices = self._notices, []
         return notices
+
+    def take_dead_notices(self) -> list[DeadNotice]:
+        """Return and clear the notices of new dead letters, one for each group."""
+        dead, self._dead = self._dead, defaultdict(Counter)
+        groups = self._catalog.groups
+        return [
+            DeadNotice(groups[group_id].name, dict(reasons))
+            for group_id, reasons in dead.items()
+            if group_id in groups
+        ]
 
     def take_kept_notices(self) -> list[KeptNotice]:
         """Return and clear the notices of dead letters that stay in their topic."""
@@ -262,6 +281,7 @@ class Redelivery:
         self._copy(slot, index, progress, target, original, reason, now_ms, attempts)
         self._state.ready_topics.add(target.id)
         self._state.count("dead_lettered", progress, 1)
+        self._dead[group.id][reason.name.lower()] += 1
 
     def _keep_dead_letter(self, slot: int, index: int, progress: PopProgress, now_ms: int) -> bool:
         """Settle a message of a dead-letter topic, which stays there; False for another topic.

@@ -26,6 +26,14 @@ def log_notices(engine: Engine) -> None:
         )
     for notice in engine.consumption.redelivery.take_damaged_notices():
         log.error("damaged message dead-lettered without its body", **notice._asdict())
+    for dead in engine.consumption.redelivery.take_dead_notices():
+        log.warning(
+            "messages dead-lettered",
+            group=dead.group,
+            count=sum(dead.reasons.values()),
+            reasons=dead.reasons,
+            advice="correct the consumer, then run: tidemill dead-letter list --group GROUP",
+        )
     for kept in engine.consumption.redelivery.take_kept_notices():
         log.warning(
             "dead letters without an attempt left stay in their topic",
