@@ -237,6 +237,36 @@ async def change_transactions(world: World, client: Api) -> None:
     assert (await act("recoverTransactions", "Topic:halves", "Update", body=body))["count"] == 2
 
 
+async def change_dead_letters(world: World, client: Api) -> None:
+    """Replay, discard and copy a dead letter each."""
+    world.http.put("/topics/doomed", json={"queues": 1}).raise_for_status()
+    world.http.put("/groups/doomed", json={"maxAttempts": 1}).raise_for_status()
+    for body in (b"1", b"2", b"3"):
+        await client.send(message("doomed", body))
+    held = 0
+    while held < 3:
+        held += len(await client.receive("doomed", "doomed", invisible_ms=HOUR_MS))
+    released = world.http.post("/groups/doomed/deliveries:release", json={"all": True})
+    assert released.json()["messages"] == 3
+
+    def find() -> list[dict[str, Any]]:
+        found = world.http.get("/dead-letters", params={"group": "doomed"}).raise_for_status()
+        letters: list[dict[str, Any]] = found.json()["deadLetters"]
+        return letters
+
+    await asyncio.to_thread(eventually, lambda: len(find()) == 3)
+    first, second, third = [one["id"] for one in find()]
+    resource, act = "Group:doomed", world.act
+    act("replayDeadLetters", resource, "Update", "doomed", body={"ids": [first]})
+    act("discardDeadLetters", resource, "Update", "doomed", body={"ids": [second, first]})
+    [record, _, *_] = world.changes(resource=resource)
+    assert (record["before"]["state"], record["after"]["state"]) == ("OPEN", "DISCARDED")
+    assert record["after"]["deadLetters"] == 2
+    act("copyDeadLetter", resource, "Update", "doomed", third, body={"body": "a secret"})
+    assert "a secret" not in json.dumps(world.changes())
+    assert [one["settledBy"] for one in find() if "settledBy" in one] == ["tester"] * 3
+
+
 def change_users(world: World) -> None:
     act = world.act
     entries = [{"resource": "Topic:orders", "actions": ["Pub"]}]
@@ -317,6 +347,7 @@ async def change_everything(world: World) -> None:
         await change_groups(world, client)
         await end_clients(world, client)
         await change_transactions(world, client)
+        await change_dead_letters(world, client)
     await asyncio.to_thread(free_dedup_key, world)
     await asyncio.to_thread(change_timers, world)
     world.act("purgeTopic", "Topic:orders", "Delete", "orders", body={"all": True})

@@ -30,6 +30,7 @@ from tidemill.admin.routes import (
     broker_groups,
     clients,
     consumer_groups,
+    dead_letters,
     dedup_keys,
     deliveries,
     history,
@@ -85,6 +86,7 @@ ROUTES = (
     deliveries,
     scaling,
     consumer_groups,
+    dead_letters,
     history,
     messages,
     timers,
@@ -160,8 +162,8 @@ def create_app(
     app = AdminApi(
         title="Tidemill admin API",
         version=API_VERSION,
-        description="Topics, consumer groups, messages, timers, transactions, clients and broker"
-        " groups of a Tidemill cluster.",
+        description="Topics, consumer groups, messages, dead letters, timers, transactions, clients"
+        " and broker groups of a Tidemill cluster.",
         responses=RESPONSES,
         generate_unique_id_function=_operation_id,
         # The pages of FastAPI load files from the internet, and it renders the document each time.

@@ -100,6 +100,13 @@ ROWS: Final[Mapping[str, RightsRow]] = {
     "POST /groups/{group}:forgetPullOffsets": _needs("Update Group:{group}"),
     "POST /groups/{group}:releaseLock": _needs("Update Group:{group}"),
     "POST /groups/{group}/deliveries:release": _needs("Update Group:{group}"),
+    "GET /dead-letters": FILTERED,
+    "GET /dead-letters/summary": FILTERED,
+    "GET /groups/{group}/dead-letters/{letter_id}": _needs("Get Group:{group}"),
+    "POST /groups/{group}/dead-letters:replay": _needs("Update Group:{group}"),
+    "POST /groups/{group}/dead-letters:discard": _needs("Update Group:{group}"),
+    # The route checks Pub on the topic of a copy.
+    "POST /groups/{group}/dead-letters/{letter_id}:copy": _needs("Update Group:{group}"),
     "GET /history": FILTERED,  # The route checks Get on the topic or group.
     "GET /timers": FILTERED,
     "GET /timers/histogram": FILTERED,  # The route checks the topic, or all topics.

@@ -53,7 +53,7 @@ class MessageEventView(Schema):
 
     event: str = Field(
         description="stored, scheduled, fired, recalled, moved, delivered, acked, renewed, nacked,"
-        " revived, dead_lettered, expired or reset."
+        " revived, dead_lettered, replayed, discarded, expired or reset."
     )
     at_ms: int = Field(description="Time of the event (Unix, ms), by the clock of the broker.")
     broker: str = BROKER

@@ -1,9 +1,11 @@
-"""REST models of stored messages and timers, parsed from their stored encoding."""
+"""REST models of stored messages, timers and dead letters, parsed from their stored encoding."""
 
 from __future__ import annotations
 
 import base64
+from typing import Any
 
+from tidemill.admin.json.dead_letters import DeadLetterDetailView, DeadLetterView
 from tidemill.admin.json.messages import MessageView
 from tidemill.admin.json.timers import TimerStateView, TimerView
 from tidemill.admin.json.transactions import TransactionStateView, TransactionView
@@ -100,6 +102,62 @@ def transaction_of(transaction: pb.Transaction, *, broker: str) -> TransactionVi
         next_check_at_ms=transaction.time_ms if is_open else None,
         ended_at_ms=None if is_open else transaction.time_ms,
     )
+
+
+def dead_letter_of(letter: pb.DeadLetter, *, broker: str, with_keys: bool) -> DeadLetterView:
+    """Return the model of a dead letter, with the head of its message if that can be read."""
+    return DeadLetterView(**_letter_fields(letter, broker, with_keys=with_keys))
+
+
+def dead_letter_detail_of(
+    found: pb.GetDeadLetterReply, *, broker: str, is_hidden: bool
+) -> DeadLetterDetailView:
+    """Return the model of a dead letter with its message.
+
+    If it `is_hidden`, the model is without body, keys and properties.
+    """
+    shown = DeadLetterDetailView(**_letter_fields(found.letter, broker, with_keys=not is_hidden))
+    shown.body_hidden = True if is_hidden else None
+    if not found.blob:
+        return shown
+    fields = stored_message.decode(found.blob)
+    system = v2.SystemProperties.FromString(found.blob[fields.system_at : fields.user_at])
+    shown.born_at_ms, shown.born_host = fields.born_at_ms, system.born_host
+    shown.body_encoding = v2.Encoding.Name(system.body_encoding)
+    if is_hidden:
+        return shown
+    wire = v2.Message.FromString(found.blob[fields.user_at :])
+    shown.properties = dict(wire.user_properties)
+    shown.body_base64 = base64.b64encode(wire.body).decode()
+    shown.body_text = _text(wire.body)
+    return shown
+
+
+def _letter_fields(letter: pb.DeadLetter, broker: str, *, with_keys: bool) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "id": f"{broker}:{letter.offset}",
+        "broker": broker,
+        "group": letter.group,
+        "state": pb.DeadLetterState.Name(letter.state).removeprefix("DEAD_LETTER_STATE_"),
+        "reason": letter.reason.upper(),
+        "origin_topic": letter.origin_topic,
+        "topic_deleted": letter.is_topic_deleted,
+        "body_size": letter.body_size,
+        "attempts": letter.attempts,
+        "replays": letter.replays,
+        "first_failed_at_ms": letter.first_popped_at_ms or None,
+        "dead_at_ms": letter.dead_at_ms or None,
+        "settled_at_ms": letter.settled_at_ms or None,
+        "settled_by": letter.settled_by or None,
+    }
+    if letter.head:
+        fields = stored_message.StoredMessage._make(stored_message.FIXED.unpack_from(letter.head))
+        system = v2.SystemProperties.FromString(letter.head[fields.system_at : fields.user_at])
+        shown["message_id"] = system.message_id
+        shown["tag"] = system.tag if system.HasField("tag") else None
+        shown["message_group"] = system.message_group if system.HasField("message_group") else None
+        shown["keys"] = list(system.keys) if with_keys else None
+    return shown
 
 
 def _text(body: bytes) -> str | None:
