@@ -17,6 +17,7 @@ from tidemill.cli import (
     broker_groups,
     clients,
     cluster,
+    dead_letters,
     dedup_keys,
     deliveries,
     filters,
@@ -65,6 +66,7 @@ Start one on this machine, then look at it from another terminal:
 * `tidemill message send reminders "call back" --delay 1h30m`
 * `tidemill timer ls`
 * `tidemill transaction list`
+* `tidemill dead-letter list --group billing`
 * `tidemill dedup-key show orders order-17`
 * `tidemill delivery ls billing`
 * `tidemill client ls --group billing`
@@ -83,6 +85,7 @@ app.add_typer(deliveries.app, name="delivery")
 app.add_typer(messages.app, name="message")
 app.add_typer(timers.app, name="timer")
 app.add_typer(transactions.app, name="transaction")
+app.add_typer(dead_letters.app, name="dead-letter")
 app.add_typer(dedup_keys.app, name="dedup-key")
 app.add_typer(filters.app, name="filter")
 app.add_typer(clients.app, name="client")
@@ -147,7 +150,16 @@ def _add_list_alias(noun: typer.Typer) -> None:
             noun.command(other, hidden=True)(command.callback)
 
 
-for _noun in (topics, groups, deliveries, timers, transactions, clients, broker_groups):
+for _noun in (
+    topics,
+    groups,
+    deliveries,
+    timers,
+    transactions,
+    dead_letters,
+    clients,
+    broker_groups,
+):
     _add_list_alias(_noun.app)
 
 for _noun in (
@@ -157,6 +169,7 @@ for _noun in (
     messages,
     timers,
     transactions,
+    dead_letters,
     dedup_keys,
     clients,
     broker_groups,

@@ -134,13 +134,13 @@ def send_message(
         raise typer.BadParameter("give at most one of --delay, --at and --level")
     fields = {
         "body": body,
-        "bodyBase64": None if body_file is None else _read_base64(body_file),
+        "bodyBase64": None if body_file is None else file_base64(body_file),
         "delayMs": None if delay is None else duration_ms(delay),
         "deliverAtMs": None if at is None else instant_ms(at),
         "delayLevel": level,
         "tag": tag,
         "keys": keys,
-        "properties": _properties(properties or []),
+        "properties": named_values(properties or []),
         "messageGroup": group,
         "priority": priority,
     }
@@ -332,7 +332,8 @@ def _line(message: Json) -> str:
     return f"{utc(message['storedAtMs'])}  {place}  {_shown_body(message)}"
 
 
-def _read_base64(path: Path) -> str:
+def file_base64(path: Path) -> str:
+    """Return the content of a file, or of standard input for `-`, in base64."""
     try:
         data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
@@ -340,7 +341,8 @@ def _read_base64(path: Path) -> str:
     return base64.b64encode(data).decode()
 
 
-def _properties(given: list[str]) -> dict[str, str]:
+def named_values(given: list[str]) -> dict[str, str]:
+    """Return properties from texts NAME=VALUE."""
     pairs = [text.partition("=") for text in given]
     if wrong := [name for name, separator, _ in pairs if not separator]:
         raise typer.BadParameter(f"property {wrong[0]!r} is not NAME=VALUE")

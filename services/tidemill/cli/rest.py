@@ -53,7 +53,17 @@ FOLDED_WIDTH_MIN = 8  # columns: below that, each line has one word
 UNFOLDED_WIDTH = 10_000  # columns if a program reads the output: each row is one line
 # Nouns whose commands have names of topics and consumer groups.
 NAMESPACED = frozenset(
-    {"topic", "group", "delivery", "message", "timer", "transaction", "dedup-key", "client"}
+    {
+        "topic",
+        "group",
+        "delivery",
+        "message",
+        "timer",
+        "transaction",
+        "dead-letter",
+        "dedup-key",
+        "client",
+    }
 )
 T = TypeVar("T")
 # The reasons that versions of OpenSSL give for bytes that are not TLS.

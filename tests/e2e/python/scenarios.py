@@ -418,6 +418,18 @@ def dead_letter(endpoints: list[str], topic: str, group: str, attempts: int) -> 
         consumer.ack(received)
 
 
+def replayed(endpoints: list[str], topic: str, group: str, other: str) -> None:
+    """Receive and ack what both groups get: the one of the dead letter, and another one."""
+    [endpoint] = endpoints
+    for name in (group, other):
+        with consuming(endpoint, name, topic) as consumer:
+            [received] = receive(consumer, 1)
+            report_received(received, by=name)
+            consumer.ack(received)
+            for more in consumer.receive(32, INVISIBLE_S) or []:
+                report_received(more, by=name)
+
+
 def repeated_dead_letter(endpoints: list[str], topic: str, group: str) -> None:
     """Have the client repeat the forward of a message, as after a lost answer, with one thread."""
     [endpoint] = endpoints

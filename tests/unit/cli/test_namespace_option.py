@@ -19,7 +19,11 @@ from tidemill.cli.rest import NAMESPACED, in_namespace, without_namespace
 NAMES = {"name", "topic", "group"}
 OTHERS = {("message", "send", "group")}
 # Commands that show only what is in the namespace.
-FILTERED = {("message", "trace"), *((noun, "ls") for noun in ("topic", "group", "client", "timer"))}
+FILTERED = {
+    ("message", "trace"),
+    ("dead-letter", "summary"),
+    *((noun, "ls") for noun in ("topic", "group", "client", "timer")),
+}
 
 
 def parameters() -> Iterator[tuple[str, str, Any]]:
@@ -50,6 +54,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, dict[str, 
             "clients": [],
             "timers": [],
             "transactions": [],
+            "deadLetters": [],
             "messages": [],
         }
         return httpx.Response(200, json=answer, request=httpx.Request(method, url))
@@ -118,6 +123,10 @@ def test_a_command_on_an_id_rejects_a_namespace(
         (("group", "show", "billing"), "/groups/shop%25billing"),
         (("message", "find", "orders", "--key", "k"), "/topics/shop%25orders/messages"),
         (("delivery", "ls", "billing"), "/groups/shop%25billing/deliveries"),
+        (
+            ("dead-letter", "discard", "billing", "b:1", "--dry-run"),
+            "/groups/shop%25billing/dead-letters:discard",
+        ),
     ],
 )
 def test_a_path_has_the_full_name(
@@ -144,6 +153,9 @@ def test_a_filter_has_the_full_name(requests: list[tuple[str, str, dict[str, str
     assert requests[1][2]["topic"] == "shop%orders"
     run("--namespace", "shop", "transaction", "list", "--topic", "orders")
     assert requests[2][2]["topic"] == "shop%orders"
+    run("--namespace", "shop", "dead-letter", "list", "--group", "billing", "--topic", "orders")
+    assert requests[3][2]["group"] == "shop%billing"
+    assert requests[3][2]["topic"] == "shop%orders"
 
 
 def test_an_illegal_namespace_is_wrong_usage() -> None:

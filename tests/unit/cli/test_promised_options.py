@@ -106,9 +106,25 @@ def test_a_recovery_is_of_one_transaction_or_of_a_topic(arguments: tuple[str, ..
     assert "--topic" in refused.output
 
 
+def test_a_change_of_dead_letters_needs_a_confirmation(answers: dict[str, Any]) -> None:
+    for verb in ("replay", "discard", "copy"):
+        refused = run("dead-letter", verb, "billing", "broker-0:1")
+        assert (refused.exit_code, "--yes" in refused.output) == (2, True)
+    assert answers == {}
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--body", "a", "--body-file", "-"), ("--discard",), ("--property", "a")]
+)
+def test_a_copy_of_a_dead_letter_has_consistent_options(arguments: tuple[str, ...]) -> None:
+    refused = run("dead-letter", "copy", "billing", "broker-0:1", *arguments, "--yes")
+    assert refused.exit_code == 2
+
+
 @pytest.mark.parametrize("word", ["ls", "list"])
 @pytest.mark.parametrize(
-    "noun", ["topic", "group", "timer", "transaction", "client", "broker-group", "delivery"]
+    "noun",
+    ["topic", "group", "timer", "transaction", "dead-letter", "client", "broker-group", "delivery"],
 )
 def test_each_noun_has_both_words_for_its_list(noun: str, word: str) -> None:
     assert run(noun, word, "--help").exit_code == 0
