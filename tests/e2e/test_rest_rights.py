@@ -226,6 +226,58 @@ def test_a_transaction_needs_the_rights_of_its_topic(rest: RestApi) -> None:
     assert changed["transaction"]["state"] == "ROLLED_BACK"
 
 
+def test_dead_letters_need_the_rights_of_their_group(rest: RestApi) -> None:
+    rest.passed("root", "PUT /topics/dying")
+    rest.passed("root", "PUT /groups/dying", maxAttempts=1)
+    for name, actions in (("lister", ["List"]), ("getter", ["Get"]), ("owner", ["Get", "Sub"])):
+        entries = [{"resource": "Group:dying", "actions": actions}]
+        rest.passed("root", f"PUT /users/{name}", secret=SECRET, entries=entries)
+    sent = {"body": "secret", "keys": ["key"], "properties": {"a": "b"}}
+    rest.passed("root", "POST /topics/dying/messages", **sent)
+
+    async def hold() -> None:
+        async with api(rest.running.grpc, headers=signed("root", SECRET)) as client:
+            while not await client.receive("dying", "dying", invisible_ms=HOUR_MS):
+                pass
+
+    asyncio.run(hold())
+    rest.passed("root", "POST /groups/dying/deliveries:release", all=True)
+    path = "/groups/dying/dead-letters"
+
+    def listed(user: str) -> list[dict[str, Any]]:
+        return list(rest.passed(user, "GET /dead-letters?group=dying")["deadLetters"])
+
+    eventually(lambda: len(listed("root")) == 1)
+    [letter] = listed("root")
+    for user, count in (("stranger", 0), ("lister", 1), ("getter", 1), ("owner", 1)):
+        assert len(listed(user)) == count
+        summary = rest.passed(user, "GET /dead-letters/summary")
+        assert [one["group"] for one in summary["groups"]] == ["dying"] * count
+    assert [one.get("keys") for user in ("lister", "owner") for one in listed(user)] == [
+        None,
+        ["key"],
+    ]
+    for user in ("stranger", "lister"):
+        assert "may not Get on Group:dying" in rest.refused(user, f"GET {path}/{letter['id']}")
+    hidden = rest.passed("getter", f"GET {path}/{letter['id']}")
+    assert hidden["bodyHidden"]
+    assert not {"bodyText", "bodyBase64", "keys", "properties"} & hidden.keys()
+    shown = rest.passed("owner", f"GET {path}/{letter['id']}")
+    assert (shown["bodyText"], shown["keys"], shown["properties"]) == (
+        "secret",
+        ["key"],
+        {"a": "b"},
+    )
+    for user in ("owner", "stranger"):
+        for verb in (":replay", ":discard", f"/{letter['id']}:copy"):
+            assert "may not Update on Group:dying" in rest.refused(user, f"POST {path}{verb}")
+    copy = f"POST {path}/{letter['id']}:copy"
+    assert "may not Pub on Topic:other" in rest.refused("changer", copy, to="topic", topic="other")
+    assert rest.passed("changer", f"POST {path}:discard", ids=[letter["id"]])["count"] == 1
+    [settled] = listed("getter")
+    assert (settled["state"], settled["settledBy"]) == ("DISCARDED", "changer")
+
+
 def test_a_dedup_key_needs_the_rights_of_its_topic(rest: RestApi) -> None:
     rest.passed("root", "PUT /topics/orders", dedup={})
     body = {"body": "b", "properties": {"dedup-key": "a/b"}}
