@@ -23,6 +23,7 @@ from tests.support.worlds.engine_world import TOPIC, PoppedMessage
 from tests.support.worlds.letter_world import DEAD, LetterWorld
 from tests.support.worlds.packed_worlds import floors, forget_derived_files, move_floor, pack_all
 from tidemill.broker.engine.dead_letter.letters import LetterOutcome
+from tidemill.broker.engine.layout.operation import OperationKind
 
 STEPS = 150
 SECOND_MS = 1_000
@@ -63,8 +64,19 @@ class Model:
     def step(self, number: int) -> None:
         random, world = self.random, self.world
         match random.choices(
-            ("send", "pop", "end", "replay", "discard", "other", "filler", "purge", "restart"),
-            weights=(14, 20, 24, 14, 8, 8, 8, 1, 8),
+            (
+                "send",
+                "pop",
+                "end",
+                "replay",
+                "discard",
+                "bulk",
+                "other",
+                "filler",
+                "purge",
+                "restart",
+            ),
+            weights=(14, 20, 24, 14, 8, 2, 8, 8, 1, 8),
         )[0]:
             case "send":
                 self.sent.append(f"m{number}")
@@ -83,6 +95,8 @@ class Model:
                 self.settle("REPLAYED")
             case "discard":
                 self.settle("DISCARDED")
+            case "bulk":
+                self.settle_all()
             case "other":
                 popped = world.pop(4, group=OTHER)
                 world.ack(*popped)
@@ -131,6 +145,32 @@ class Model:
             assert self.world.replay(*offsets) == expected
         else:
             assert self.world.discard(*offsets) == expected
+
+    def settle_all(self) -> None:
+        """Run an operation on all open dead letters, and disturb it."""
+        if not self.letters:
+            return
+        kind = self.random.choice(list(OperationKind))
+        state = "REPLAYED" if kind is OperationKind.REPLAY else "DISCARDED"
+        id_ = self.world.begin_operation(kind, rate_per_s=self.random.choice((20, 10_000))).id
+        count = 0
+        for letter in self.letters[self.low :]:
+            if letter.state == "OPEN":
+                count, letter.state = count + 1, state
+                if state == "REPLAYED":
+                    self.replays[letter.text] = letter.replays + 1
+                    self.ready.add(letter.text)
+        for _ in range(500):
+            operation = self.world.engine.operations.find(id_)
+            if not operation.is_running:
+                assert operation.done == operation.total == count
+                return
+            self.world.now_ms += 100
+            self.world.run_due()
+            self.world.commit()
+            if self.random.random() < 0.2:
+                self.disturb()
+        raise AssertionError("the operation does not end")
 
     def disturb(self) -> None:
         world = self.world

@@ -212,6 +212,10 @@ class IdempotencyMismatch(RequestError):
     """Another message already has the dedup key, with another body."""
 
 
+class OperationNotFound(RequestError):
+    """The operation does not exist, or it ended so long ago that it is forgotten."""
+
+
 class BanNotFound(RequestError):
     """The ban does not exist."""
 
@@ -386,6 +390,7 @@ CODES: dict[type[ServiceError], Codes] = {
     QuotaNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     BanNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     DedupKeyNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
+    OperationNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     IdempotencyMismatch: Codes(42800, HTTPStatus.UNPROCESSABLE_ENTITY),
     WrongCredentials: Codes(40100, HTTPStatus.UNAUTHORIZED),
     Banned: Codes(40100, HTTPStatus.UNAUTHORIZED),

@@ -176,6 +176,7 @@ def _catalog(engine: Engine) -> dict[str, Any]:
         "handles": catalog.ended_handles.of_group,
         "security": (catalog.security.version, catalog.security.items),
         "audit": list(catalog.audit.newest_first()),
+        "operations": list(catalog.operations.by_id.values()),
         "pulled": {
             key: offset for key, offset in catalog.pull_offsets.all.items() if is_alive(key[1])
         },

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.support.worlds.engine_world import GROUP, TOPIC, PoppedMessage, World
+from tidemill.broker.engine.dead_letter.bulk import LetterCount, LetterFilter
 from tidemill.broker.engine.dead_letter.letters import FoundLetter, LetterOutcome
+from tidemill.broker.engine.layout.operation import Operation, OperationBegun, OperationKind
 from tidemill.broker.engine.metadata.catalog import ConsumerGroup
 
 DEAD = f"%DLQ%{GROUP}"
@@ -40,6 +44,30 @@ class LetterWorld(World):
         outcomes = self.engine.dead_letters.discard(self.found_group(), offsets, self.now_ms)
         self.commit()
         return outcomes
+
+    def begin_operation(
+        self, kind: OperationKind, *, rate_per_s: int = 1_000, group: str = GROUP, **wanted: object
+    ) -> Operation:
+        """Begin an operation on the dead letters that match, as a count has found them."""
+        found, engine = self.found_group(group), self.engine
+        letter_filter = LetterFilter(**wanted)  # type: ignore[arg-type]  # the caller's business
+        count = LetterCount(engine.letter_inspection, found, letter_filter, as_of_ms=self.now_ms)
+        while count.step():
+            pass
+        details = {"filter": letter_filter._asdict(), "by": "ops", "key": ""}
+        entry = OperationBegun(
+            kind,
+            found.id,
+            self.now_ms,
+            count.begin,
+            count.end,
+            count.count,
+            rate_per_s,
+            json.dumps(details),
+        )
+        operation = engine.operations.begin(entry, self.now_ms)
+        self.commit()
+        return operation
 
     def states(self) -> list[str]:
         """Return the states of all dead letters that are stored."""

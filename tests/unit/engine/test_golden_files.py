@@ -39,6 +39,7 @@ from tidemill.broker.engine.layout import (
 )
 from tidemill.broker.engine.layout.message import Reason
 from tidemill.broker.engine.layout.numbers import HalfId, LogOffset, QueueId, TimerId, TopicId
+from tidemill.broker.engine.layout.operation import OperationKind, OperationState
 from tidemill.broker.engine.layout.record import RecordHeader, RecordKind
 from tidemill.broker.engine.layout.transaction import TransactionState
 from tidemill.broker.engine.metadata.catalog import ExponentialRetry
@@ -442,10 +443,18 @@ def replayed_history() -> dict[str, bytes]:
     world.fail(*world.pop(1))
     world.discard(1, 2)
     world.replay(4)
-    for _ in world.engine.retention._restatement._restate_letters(
+    world.dead("e", "f")
+    for kind, tag in ((OperationKind.REPLAY, "none"), (OperationKind.DISCARD, "")):
+        world.begin_operation(kind, tag=tag)
+        for _ in range(2):
+            world.advance(100)
+    restatement = world.engine.retention._restatement
+    for _ in restatement._restate_letters(world.engine.log.log_end, world.now_ms):
+        pass
+    for stated in world.engine.catalog.operations.stated_before(
         world.engine.log.log_end, world.now_ms
     ):
-        pass
+        world.engine.fold.append(stated, world.now_ms)
     world.commit()
     world.checkpoint()
     disk = world.disk
@@ -811,11 +820,15 @@ def test_the_encoders_write_the_golden_bytes_of_dead_letters() -> None:
 def test_an_engine_continues_with_the_golden_log_of_dead_letters() -> None:
     disk = golden_log_disk("replayed_log.bin")
     world = LetterWorld(disk, segment_bytes=SECURED_SEGMENT, now_ms=START_MS + 10_000)
-    assert world.states() == ["REPLAYED", "DISCARDED", "DISCARDED", "OPEN", "REPLAYED"]
+    discarded, replayed = "DISCARDED", "REPLAYED"
+    states = [replayed, *[discarded] * 3, replayed, *[discarded] * 3]
+    assert world.states() == states
     assert world.letter(4).cause.replays == 1
-    popped = world.pop(4)
-    assert [(one.body, one.attempt) for one in popped] == [("a", 1)]
-    world.fail(*popped)
+    operations = list(world.engine.catalog.operations.by_id.values())
+    assert [(one.done, one.state) for one in operations] == [
+        (0, OperationState.DONE),
+        (4, OperationState.DONE),
+    ]
     assert world.letter(5).cause.replays == 2
 
 

@@ -1,4 +1,4 @@
-"""The offline tools read stores with settled dead letters: a check finds nothing, a copy has all."""
+"""The offline tools read stores with settled dead letters: a check is clean, a copy has all."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ from tidemill.broker.engine.configuration.group_pauses import GroupPauseCommands
 from tidemill.broker.engine.configuration.key_spreads import KeySpreads
 from tidemill.broker.engine.configuration.purge import Purge
 from tidemill.broker.engine.configuration.security import SecurityAdministration
+from tidemill.broker.engine.dead_letter.bulk import LetterWork
 from tidemill.broker.engine.dead_letter.inspection import LetterInspection
 from tidemill.broker.engine.dead_letter.letters import DeadLetters
 from tidemill.broker.engine.dedup.deduplication import Deduplication
@@ -41,9 +42,11 @@ from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.layout.config import ConfigItem
 from tidemill.broker.engine.layout.entry import EpochStart
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
+from tidemill.broker.engine.layout.operation import OperationKind
 from tidemill.broker.engine.layout.record import RecordHeader, RecordKind
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, ConfigChanges, feature_level_item
+from tidemill.broker.engine.operation.runner import OperationRunner
 from tidemill.broker.engine.pop.consumption import Consumption
 from tidemill.broker.engine.pop.pauses import GroupPauses
 from tidemill.broker.engine.pop.state import PopState
@@ -145,6 +148,13 @@ class Engine:
             self.fold,
             self.tally,
             self.room,
+        )
+        letter_work = LetterWork(self.dead_letters, self.catalog)
+        self.operations = OperationRunner(
+            self.catalog,
+            self.fold,
+            self.room,
+            {OperationKind.REPLAY: letter_work, OperationKind.DISCARD: letter_work},
         )
         self.letter_inspection = LetterInspection(
             self.dead_letters, self.catalog, retention_ms=config.retention_ms
@@ -413,6 +423,7 @@ class Engine:
         has_more |= self.deduplication.sweep()
         has_more |= self.key_spreads.run_due(now_ms)
         yield
+        has_more |= yield from self.operations.due_slices(now_ms, monotonic_ms=monotonic_ms)
         has_timers = yield from self.timers.due_slices(now_ms, firing_ms=firing_ms)
         return has_timers or has_more
 
@@ -437,8 +448,9 @@ class Engine:
             check_ms += now_ms - expiry_ms
         keys_ms = self.deduplication.next_due_ms(now_ms)
         timers_ms = self.timers.next_due_ms(now_ms, firing_ms=firing_ms)
-        spread_ms, pause_ms = self.key_spreads.next_due_ms(now_ms), self._pauses.next_due_ms()
-        dues = (revive_ms, check_ms, keys_ms, spread_ms, pause_ms, timers_ms)
+        spreads_ms, pauses_ms = self.key_spreads.next_due_ms(now_ms), self._pauses.next_due_ms()
+        operations_ms = self.operations.next_due_ms(now_ms)
+        dues = (revive_ms, check_ms, keys_ms, spreads_ms, pauses_ms, timers_ms, operations_ms)
         return min((due for due in dues if due is not None), default=None)
 
     def take_ready(self) -> tuple[set[TopicId], set[tuple[GroupId, TopicId]]]:

@@ -11,7 +11,8 @@ Both call the same function with the same entry. The kinds of records change thi
     TRIM                 queues: they begin later
     MESSAGE              queue and index; the delivery, timer or transaction that it settles; a new
                          timer or half message; a dedup key; the dead letter that it replays
-    DEAD_LETTER          settled dead letters
+    DEAD_LETTER          settled dead letters; the cursor of an operation
+    OPERATION            operations
     CK, ACK, RENEW       deliveries and progress
     CONFIG               topics and groups; resets and deletions void deliveries
     TIMER, FRONTIER      timers
@@ -42,6 +43,7 @@ from tidemill.broker.engine.layout import (
     expiry,
     floor,
     message,
+    operation,
     pop_checkpoint,
     renewal,
     state,
@@ -84,6 +86,7 @@ from tidemill.broker.engine.layout.message import (
     TimerTarget,
 )
 from tidemill.broker.engine.layout.numbers import HalfId, LogOffset, QueueId, QueueOffset, TopicId
+from tidemill.broker.engine.layout.operation import OperationBegun, OperationEnded, StatedOperations
 from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
 from tidemill.broker.engine.layout.record import RecordKind, UnknownRecord, is_gap
 from tidemill.broker.engine.layout.renewal import Renewal
@@ -150,6 +153,7 @@ _DECODERS: Final[dict[int, Callable[[memoryview, memoryview], Entry]]] = {
     RecordKind.AUDIT: audit.decode,
     RecordKind.TRANSACTION: lambda body, _: transaction.decode(body),
     RecordKind.DEAD_LETTER: lambda body, _: dead_letter.decode(body),
+    RecordKind.OPERATION: operation.decode,
     RecordKind.EPOCH_START: lambda _body, _tail: EpochStart(),
 }
 _MESSAGE = int(RecordKind.MESSAGE)
@@ -225,6 +229,8 @@ class Fold:
             CheckWritten: self._check_written,
             RolledBack: self._rolled_back,
             DeadLettersDiscarded: self._discarded,
+            OperationBegun: self._operation_begun,
+            OperationEnded: self._operation_ended,
             EpochStart: self._epoch_start,
             StatedConfig: self._stated_config,
             StatedQueues: self._stated_queues,
@@ -233,6 +239,7 @@ class Fold:
             StatedAudit: self._stated_audit,
             StatedKeys: self._stated_keys,
             StatedLetters: self._stated_letters,
+            StatedOperations: self._stated_operations,
         }
 
     def append(self, entry: Entry, now_ms: int) -> LogOffset:
@@ -265,6 +272,9 @@ class Fold:
             tail = renewal.encode_live([table.live[slot] for slot, _ in entry.entries])
             tail += self._rows_not_in_log(entry.entries)
             log_offset = log.append(RecordKind.RENEW, body, now_ms, 0, tail, crc32(tail))
+        elif isinstance(entry, (OperationBegun, OperationEnded)):
+            body, tail = operation.encode(entry)
+            log_offset = log.append(RecordKind.OPERATION, body, now_ms, 0, tail, crc32(tail))
         else:
             body, tail = state.encode(cast("State", entry))
             log_offset = log.append(RecordKind.STATE, body, now_ms, 0, tail, crc32(tail))
@@ -597,6 +607,7 @@ class Fold:
                 offset, offset + 1, stored_at_ms, replay.operation_id, DeadLetterState.REPLAYED
             )
             self._catalog.settled_letters.settle(replay.dead_topic_id, [settled], log_offset)
+            self._catalog.operations.note_items(replay.operation_id, cursor=offset + 1, count=1)
 
     def _discarded(
         self, entry: DeadLettersDiscarded, log_offset: LogOffset, stored_at_ms: int
@@ -608,6 +619,28 @@ class Fold:
                 for begin, end in entry.ranges
             ]
             self._catalog.settled_letters.settle(entry.topic_id, ranges, log_offset)
+            count = sum([end - begin for begin, end in entry.ranges])
+            self._catalog.operations.note_items(
+                operation_id, cursor=entry.ranges[-1][1], count=count
+            )
+
+    def _operation_begun(
+        self, entry: OperationBegun, log_offset: LogOffset, stored_at_ms: int
+    ) -> None:
+        if log_offset >= self.catalog_from:
+            self._catalog.operations.begin(entry, log_offset, stored_at_ms)
+
+    def _operation_ended(
+        self, entry: OperationEnded, log_offset: LogOffset, stored_at_ms: int
+    ) -> None:
+        if log_offset >= self.catalog_from:
+            self._catalog.operations.end(entry, stored_at_ms)
+
+    def _stated_operations(
+        self, entry: StatedOperations, log_offset: LogOffset, _stored_at_ms: int
+    ) -> None:
+        if log_offset >= self.catalog_from:
+            self._catalog.operations.apply_stated(entry, log_offset)
 
     def _stated_letters(
         self, entry: StatedLetters, log_offset: LogOffset, _stored_at_ms: int

@@ -29,6 +29,7 @@ from tidemill.broker.engine.layout import (
     block_file,
     dead_letter,
     delivery_rows,
+    operation,
     progress_rows,
     snapshot,
     store_checkpoint,
@@ -435,6 +436,9 @@ class _Recovery:
                 engine.transaction_table.load(data)
             case SnapshotSection.KEYS:
                 engine.key_tables.load(data)
+            case SnapshotSection.OPERATIONS:
+                stated = operation.decode_operations(data)
+                engine.catalog.operations.apply_stated(stated, LogOffset(0))
             case SnapshotSection.LETTERS:
                 letters = dead_letter.decode_ranges(data)
                 # As for the catalog: the next retirement restates them.

@@ -147,7 +147,7 @@ class LetterInspection:
             self.letters.queue_of(topic).entry(offset)[0],
             cause.origin,
             not self.catalog.is_alive(cause.root_topic_id),
-            _reason_of(found),
+            reason_of(found),
             attempts,
             cause.replays,
             cause.first_popped_at_ms,
@@ -312,7 +312,7 @@ class LetterSearch:
             return False, None
         if query.topic and found.cause.origin != query.topic:
             return False, None
-        if query.reason and _reason_of(found) != query.reason:
+        if query.reason and reason_of(found) != query.reason:
             return False, None
         return False, self._inspection.describe(found)
 
@@ -380,9 +380,9 @@ class LetterSummary:
 
     def _note(self, found: FoundLetter) -> None:
         group = found.topic.name.removeprefix(DEAD_LETTER_TOPIC_PREFIX)
-        self.causes[group, found.cause.origin, _reason_of(found)] += 1
+        self.causes[group, found.cause.origin, reason_of(found)] += 1
 
 
-def _reason_of(found: FoundLetter) -> str:
+def reason_of(found: FoundLetter) -> str:
     """Return in a word why a message is a dead letter."""
     return _DAMAGED if found.record is None else Reason(found.cause.reason).name.lower()

@@ -13,6 +13,7 @@ from tidemill.broker.engine.layout.expiry import Expiry
 from tidemill.broker.engine.layout.floor import Floor
 from tidemill.broker.engine.layout.message import MessageEntry
 from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.layout.operation import OperationBegun, OperationEnded, StatedOperations
 from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
 from tidemill.broker.engine.layout.renewal import Renewal
 from tidemill.broker.engine.layout.state import (
@@ -50,6 +51,8 @@ Entry: TypeAlias = (
     | CheckWritten
     | RolledBack
     | DeadLettersDiscarded
+    | OperationBegun
+    | OperationEnded
     | StatedConfig
     | StatedQueues
     | StatedProgress
@@ -57,6 +60,7 @@ Entry: TypeAlias = (
     | StatedAudit
     | StatedKeys
     | StatedLetters
+    | StatedOperations
 )
 
 

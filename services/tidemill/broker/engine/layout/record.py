@@ -74,6 +74,7 @@ class RecordKind(IntEnum):
     FLOOR = 13
     AUDIT = 16
     DEAD_LETTER = 17
+    OPERATION = 18
 
 
 KINDS = frozenset(int(kind) for kind in RecordKind)

@@ -26,6 +26,8 @@ kind of the section and key_2 its number. The section contains everything before
                   (level 4)
    11 LETTERS     settled dead letters of one topic (`layout.dead_letter`), of the moment of the
                   catalog (level 5)
+   12 OPERATIONS  operations with their cursors (`layout.operation`), of the moment of the catalog
+                  (level 5)
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ class SnapshotSection(IntEnum):
     TRANSACTIONS = 8
     KEYS = 9
     LETTERS = 11
+    OPERATIONS = 12
 
 
 class QueueEnd(NamedTuple):

@@ -13,6 +13,7 @@ deliveries, a STATE record has their rows with the flag RELEASED.
 │         │ 5 KEYS        rows of dedup keys (`layout.dedup`)             │
 │         │ 8 AUDIT       records of the audit log (`layout.audit`)       │
 │         │ 9 LETTERS     settled dead letters (`layout.dead_letter`)     │
+│         │ 10 OPERATIONS operations with their cursors (`layout.operation`) │
 └─────────┴──────────────────────────────────────────────────────────────┘
 """
 
@@ -28,6 +29,7 @@ from tidemill.broker.engine.layout import (
     dead_letter,
     dedup,
     delivery_rows,
+    operation,
     progress_rows,
 )
 from tidemill.broker.engine.layout.audit import AuditRow
@@ -35,6 +37,7 @@ from tidemill.broker.engine.layout.dead_letter import StatedLetters
 from tidemill.broker.engine.layout.dedup import StatedKeys
 from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
 from tidemill.broker.engine.layout.numbers import QueueId, QueueOffset, TopicId
+from tidemill.broker.engine.layout.operation import StatedOperations
 from tidemill.broker.engine.layout.progress_rows import ProgressRow
 from tidemill.broker.engine.layout.record import UnknownRecord
 
@@ -49,6 +52,7 @@ class StateKind(IntEnum):
     KEYS = 5  # feature level 4
     AUDIT = 8  # feature level 3
     LETTERS = 9  # feature level 5
+    OPERATIONS = 10  # feature level 5
 
 
 class StatedConfig(NamedTuple):
@@ -89,6 +93,7 @@ State: TypeAlias = (
     | StatedAudit
     | StatedKeys
     | StatedLetters
+    | StatedOperations
 )
 
 
@@ -107,6 +112,8 @@ def encode(state: State) -> tuple[bytes, bytes]:
             return bytes([StateKind.AUDIT]), audit.encode_rows(rows)
         case StatedKeys(rows):
             return bytes([StateKind.KEYS]), dedup.encode_stated(rows)
+        case StatedOperations(operations):
+            return bytes([StateKind.OPERATIONS]), operation.encode_operations(operations)
         case StatedLetters(topic_id, ranges):
             return bytes([StateKind.LETTERS]), dead_letter.encode_ranges(topic_id, ranges)
 
@@ -126,6 +133,8 @@ def decode(body: bytes | memoryview, tail: bytes | memoryview) -> State:
             return StatedAudit(audit.decode_rows(tail))
         case StateKind.KEYS:
             return dedup.decode_stated(tail)
+        case StateKind.OPERATIONS:
+            return operation.decode_operations(tail)
         case StateKind.LETTERS:
             return dead_letter.decode_ranges(tail)
         case what:

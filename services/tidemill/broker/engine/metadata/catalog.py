@@ -41,6 +41,7 @@ from tidemill.broker.engine.metadata.membership import (
     broker_group_item,
     home_item,
 )
+from tidemill.broker.engine.metadata.operations import Operations
 from tidemill.broker.engine.metadata.priority import FACTOR_DEFAULT
 from tidemill.broker.engine.metadata.pull_offsets import ITEM_PREFIX as PULL_PREFIX
 from tidemill.broker.engine.metadata.pull_offsets import PullOffsets, key_of, pull_offset_item
@@ -247,6 +248,7 @@ class Catalog:
         self.security = SecurityItems()
         self.audit = AuditLog()
         self.settled_letters = SettledLetters()
+        self.operations = Operations()
         # Log offsets at which the times of records fall, ascending.
         self.clock_falls: tuple[int, ...] = ()
         self.stated_at: dict[str, int] = {}  # log offset of the newest record of each item

@@ -303,9 +303,7 @@ class Checkpoints:
             items, item_count = chain([floor_item(self._log.state_floor)], items), item_count + 1
         transactions = self._transactions.freeze()
         keys, key_sections = self._keys.freeze(), self._keys.section_count
-        self._catalog.settled_letters.trim_all(self._catalog.queues)
-        letters = self._catalog.settled_letters.freeze()
-        letter_sections = self._catalog.settled_letters.section_count
+        letters, letter_sections = self._freeze_letters()
         audit_count, audited = len(self._catalog.audit), self._catalog.audit.all_rows()
         covered = self._log.committed_offset
         # The log after `begin` states everything that is created from here on.
@@ -340,7 +338,8 @@ class Checkpoints:
             yield from self._audit_sections(audited, covered)
             yield from self._transaction_sections(transactions, covered)
             yield from self._sections(SnapshotSection.KEYS, keys, covered)
-            yield from self._sections(SnapshotSection.LETTERS, letters, covered)
+            for kind, encoded in letters:
+                yield from self._sections(kind, encoded, covered)
             yield from self._end_sections(ends, begin)
             yield from self._progress_sections(progresses)
             yield from self._delivery_sections()
@@ -404,6 +403,16 @@ class Checkpoints:
             yield [
                 EncodedBlock(SnapshotSection.TRANSACTIONS, number, covered, len(rows), bytes(rows))
             ]
+
+    def _freeze_letters(self) -> tuple[list[tuple[SnapshotSection, Iterator[bytes]]], int]:
+        """Return the sections of settled dead letters and of operations, and their number."""
+        letters, operations = self._catalog.settled_letters, self._catalog.operations.freeze()
+        letters.trim_all(self._catalog.queues)
+        count = letters.section_count + len(operations)
+        return [
+            (SnapshotSection.LETTERS, letters.freeze()),
+            (SnapshotSection.OPERATIONS, iter(operations)),
+        ], count
 
     def _sections(
         self, kind: SnapshotSection, sections: Iterator[bytes], covered: int

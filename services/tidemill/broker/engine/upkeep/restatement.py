@@ -79,6 +79,10 @@ class Restatement:
             yield []
         yield from self._restate_keys(end, now_ms)
         yield from self._restate_letters(end, now_ms)
+        for stated in self._catalog.operations.stated_before(end, now_ms):
+            # At once: items that an operation changes between two slices must count.
+            self._fold.append(stated, now_ms)
+            yield []
         # Deliveries first: an ack in between then settles a stated one, also in a replay.
         yield from self._restate_deliveries(end, now_ms)
         yield from self._restate_progress(end, now_ms)

@@ -1,0 +1,183 @@
+"""Replays and discards of the dead letters of a consumer group that match a filter."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, final
+
+from tidemill.broker.engine.dead_letter.inspection import (
+    BYTES_A_STEP,
+    LETTERS_A_STEP,
+    LetterInspection,
+    LetterStatus,
+    reason_of,
+)
+from tidemill.broker.engine.dead_letter.letters import DeadLetters, FoundLetter
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
+from tidemill.broker.engine.layout.dead_letter import DeadLetterState
+from tidemill.broker.engine.layout.numbers import GroupId
+from tidemill.broker.engine.layout.operation import Operation, OperationKind
+from tidemill.broker.engine.metadata.catalog import Catalog, ConsumerGroup, Topic
+from tidemill.broker.engine.operation.runner import WorkResult
+from tidemill.broker.engine.store.consume_queue import ConsumeQueue
+from tidemill.common.errors import GroupNotFound, MessageBodyTooLarge, Repairing
+from tidemill.message import stored_message
+
+SAMPLE_MAX: Final = 10  # dead letters that a count shows
+PAIRS_MAX: Final = 1_000  # topics and tags that a count remembers
+
+
+class LetterFilter(NamedTuple):
+    """The dead letters that an operation settles. An empty text matches everything."""
+
+    topic: str = ""
+    reason: str = ""
+    tag: str = ""
+    from_ms: int = 0
+    to_ms: int = 0  # exclusive; 0: no end
+
+
+def filter_of(operation: Operation) -> LetterFilter:
+    """Return the filter of an operation."""
+    details: dict[str, Any] = json.loads(operation.details)
+    return LetterFilter(**details["filter"])
+
+
+@final
+class LetterMatches:
+    """The open dead letters of a group that match a filter."""
+
+    def __init__(
+        self,
+        letters: DeadLetters,
+        catalog: Catalog,
+        topic: Topic,
+        wanted: LetterFilter,
+        *,
+        as_of_ms: int,
+    ) -> None:
+        self._letters = letters
+        self._settled = catalog.settled_letters
+        self._topic = topic
+        self._queue: ConsumeQueue = letters.queue_of(topic)
+        self._wanted = wanted
+        self._as_of_ms = as_of_ms
+        self._tag_hash = stored_message.tag_hash(wanted.tag) if wanted.tag else 0
+
+    def find(self, offset: int) -> FoundLetter | None:
+        """Return an open dead letter that matches. Raises Repairing."""
+        wanted, queue = self._wanted, self._queue
+        if offset < queue.min_offset:
+            return None
+        if self._settled.state_of(self._topic.id, offset) is not DeadLetterState.OPEN:
+            return None
+        try:
+            if self._tag_hash and queue.entry(offset)[2] != self._tag_hash:
+                return None
+            found = self._letters.read(self._topic, offset)
+        except LookupError:
+            return None
+        except BlockFileDamaged as error:
+            raise Repairing from error
+        if found is None:
+            return None
+        # The time of a damaged one is unknown. It counts as old.
+        at_ms = 0 if found.record is None else found.record.header.stored_at_ms
+        if at_ms > self._as_of_ms or at_ms < wanted.from_ms:
+            return None
+        if wanted.to_ms and at_ms >= wanted.to_ms:
+            return None
+        if wanted.topic and found.cause.origin != wanted.topic:
+            return None
+        return None if wanted.reason and reason_of(found) != wanted.reason else found
+
+
+@final
+class LetterCount:
+    """The count of a dry run: call `step` until it returns False, then read the result."""
+
+    def __init__(
+        self,
+        inspection: LetterInspection,
+        group: ConsumerGroup,
+        wanted: LetterFilter,
+        *,
+        as_of_ms: int,
+    ) -> None:
+        letters = inspection.letters
+        topic = letters.topic_of(group)
+        self._inspection = inspection
+        self.begin = self.end = self._position = 0
+        if topic is not None:
+            queue = letters.queue_of(topic)
+            self.begin = self._position = int(queue.min_offset)
+            self.end = int(queue.max_offset)
+            self._matches = LetterMatches(
+                letters, inspection.catalog, topic, wanted, as_of_ms=as_of_ms
+            )
+        self.count = self.size_bytes = 0
+        self.sample: list[LetterStatus] = []  # the oldest ones
+        self.pairs: set[tuple[int, str]] = set()  # topic ids and tags, for warnings
+
+    def step(self) -> bool:
+        """Do one slice. Raises Repairing."""
+        size = 0
+        for _ in range(LETTERS_A_STEP):
+            if self._position >= self.end:
+                return False
+            found = self._matches.find(self._position)
+            self._position += 1
+            if found is None:
+                continue
+            blob = b"" if found.record is None else found.record.tail
+            self.count += 1
+            size += len(blob)
+            if len(self.sample) < SAMPLE_MAX:
+                self.sample.append(self._inspection.describe(found))
+            if blob and len(self.pairs) < PAIRS_MAX:
+                self.pairs.add((found.cause.root_topic_id, stored_message.tag_of(blob)))
+            if size >= BYTES_A_STEP:
+                break
+        self.size_bytes += size
+        return True
+
+
+@final
+class LetterWork:
+    """The work of operations on dead letters."""
+
+    def __init__(self, letters: DeadLetters, catalog: Catalog) -> None:
+        self._letters = letters
+        self._catalog = catalog
+
+    def run(self, operation: Operation, position: int, items_max: int, now_ms: int) -> WorkResult:
+        """Settle some dead letters of an operation. Raises ServiceError."""
+        group = self._catalog.groups.get(GroupId(operation.subject_id))
+        if group is None:
+            raise GroupNotFound("the consumer group was deleted")
+        topic = self._letters.topic_of(group)
+        if topic is None:
+            return WorkResult(operation.end, 0)
+        matches = LetterMatches(
+            self._letters, self._catalog, topic, filter_of(operation), as_of_ms=operation.as_of_ms
+        )
+        chosen: list[int] = []
+        size = looked = 0
+        while position < operation.end and looked < LETTERS_A_STEP and len(chosen) < items_max:
+            found = matches.find(position)
+            if found is not None:
+                chosen.append(position)
+                size += 0 if found.record is None else len(found.record.tail)
+            position += 1
+            looked += 1
+            if size >= BYTES_A_STEP:
+                break
+        if operation.kind == OperationKind.DISCARD and chosen:
+            self._letters.discard(group, chosen, now_ms, operation_id=operation.id)
+        elif operation.kind == OperationKind.REPLAY:
+            for offset in chosen:
+                # A message that no longer fits into a segment stays open.
+                with suppress(MessageBodyTooLarge):
+                    self._letters.replay(group, offset, now_ms, operation_id=operation.id)
+        return WorkResult(position, len(chosen))

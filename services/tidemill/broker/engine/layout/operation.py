@@ -1,0 +1,152 @@
+"""The body of an OPERATION record: a bulk change by operators begins or ends (ADR 0093).
+
+    BEGUN         0      1         2               6              14         22
+                 ┌──────┬─────────┬───────────────┬──────────────┬──────────┬──────────┐
+                 │ 1 u8 │ kind u8 │ subject_id u32│ as_of_ms i64 │ begin i64│ end i64  │
+                 └──────┴─────────┴───────────────┴──────────────┴──────────┴──────────┘
+                  30          34
+                 ┌───────────┬───────────────┐
+                 │ total u32 │ rate_per_s u32│   tail: a JSON object
+                 └───────────┴───────────────┘
+    ENDED         0      1                   9
+                 ┌──────┬───────────────────┬──────────┐
+                 │ 2 u8 │ operation_id  i64 │ state u8 │   tail: the reason of a failure, UTF-8
+                 └──────┴───────────────────┴──────────┘
+
+Big-endian. The log offset of BEGUN is the id of the operation. It changes the items from `begin`
+and before `end` that match its filter and existed at `as_of_ms`: `total` of them, when it began.
+`subject_id` is the consumer group of a change of dead letters. The JSON object has the filter, the
+starter and the Idempotency-Key.
+
+STATE records and snapshots have operations as JSON, with their cursors.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from typing import NamedTuple, final
+
+from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.layout.record import UnknownRecord
+
+_BEGUN = struct.Struct(">BBIqqqII")
+_BEGUN_SIZE = 38
+_ENDED = struct.Struct(">BqB")
+_ENDED_SIZE = 10
+assert _BEGUN.size == _BEGUN_SIZE, "part of the disk format"
+assert _ENDED.size == _ENDED_SIZE, "part of the disk format"
+
+
+class _Step(IntEnum):
+    BEGUN = 1
+    ENDED = 2
+
+
+class OperationKind(IntEnum):
+    """What an operation does with each item."""
+
+    REPLAY = 1  # of dead letters
+    DISCARD = 2  # of dead letters
+
+
+class OperationState(IntEnum):
+    """The state of an operation. All states but RUNNING are final."""
+
+    RUNNING = 1  # in no record of an end
+    DONE = 2
+    CANCELLED = 3
+    FAILED = 4
+
+
+class OperationBegun(NamedTuple):
+    """An operation begins."""
+
+    kind: int
+    subject_id: int
+    as_of_ms: int
+    begin: int
+    end: int
+    total: int
+    rate_per_s: int
+    details: str  # JSON
+
+
+class OperationEnded(NamedTuple):
+    """An operation ends."""
+
+    operation_id: LogOffset
+    state: int
+    error: str
+
+
+@final
+@dataclass(slots=True)
+class Operation:
+    """One operation, and how far it is."""
+
+    id: LogOffset
+    kind: int
+    subject_id: int
+    as_of_ms: int
+    begin: int
+    end: int
+    total: int
+    rate_per_s: int
+    details: str
+    begun_at_ms: int
+    state: int = OperationState.RUNNING
+    ended_at_ms: int = 0
+    cursor: int = 0  # items before it are done
+    done: int = 0
+    error: str = ""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self.state == OperationState.RUNNING
+
+
+class StatedOperations(NamedTuple):
+    """Operations that are stated again."""
+
+    operations: list[Operation]
+
+
+def encode(entry: OperationBegun | OperationEnded) -> tuple[bytes, bytes]:
+    """Return body and tail of an OPERATION record."""
+    if isinstance(entry, OperationBegun):
+        return _BEGUN.pack(_Step.BEGUN, *entry[:-1]), entry.details.encode()
+    body = _ENDED.pack(_Step.ENDED, entry.operation_id, entry.state)
+    return body, entry.error.encode()
+
+
+def decode(body: bytes | memoryview, tail: bytes | memoryview) -> OperationBegun | OperationEnded:
+    """Decode an OPERATION record. Raises UnknownRecord."""
+    text = str(bytes(tail), "utf-8")
+    match body[0]:
+        case _Step.BEGUN:
+            found = OperationBegun._make((*_BEGUN.unpack(body)[1:], text))
+            if found.kind in set(OperationKind):
+                return found
+            raise UnknownRecord(f"OPERATION record of an operation of kind {found.kind}")
+        case _Step.ENDED:
+            return OperationEnded._make((*_ENDED.unpack(body)[1:], text))
+        case step:
+            raise UnknownRecord(f"OPERATION record with step {step}")
+
+
+def encode_operations(operations: Iterable[Operation]) -> bytes:
+    """Encode operations, as a STATE record and a section of a snapshot have them."""
+    return json.dumps([asdict(one) for one in operations]).encode()
+
+
+def decode_operations(data: bytes | memoryview) -> StatedOperations:
+    """Decode operations. Raises UnknownRecord for unknown fields."""
+    try:
+        return StatedOperations([Operation(**fields) for fields in json.loads(bytes(data))])
+    except TypeError as error:
+        raise UnknownRecord(f"an operation with other fields: {error}") from error
