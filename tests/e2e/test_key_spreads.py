@@ -321,3 +321,34 @@ def test_a_spread_ends_when_the_windows_of_all_older_keys_are_over(running: Stan
     with hanging(running, "broker-1"):
         asyncio.run(send_all(running, moved, "later"))
     assert stored(running)["broker-2"] == len(moved)
+
+
+def test_deduplication_is_turned_on_again_when_all_owners_have_forgotten_its_keys(
+    running: Standalone,
+) -> None:
+    running.put(f"topics/{TOPIC}", dedup={"windowMs": HOUR_MS}, queues=2)
+    keys = [f"k{n}" for n in range(COUNT)]
+    asyncio.run(send_all(running, keys))
+    with hanging(running, "broker-1"):
+        off = tidemill(running, "topic", "set", TOPIC, "--dedup-window", "off")
+        assert "-> off, except for keys that broker-1 may still know" in off.stdout
+        refused = put_dedup(running, {"windowMs": HOUR_MS})
+        assert refused.status_code == 409
+        assert "these broker groups may still know its keys: broker-1;" in refused.json()["detail"]
+        assert "dedup" not in running.get(f"topics/{TOPIC}")
+        assert running.get(f"topics/{TOPIC}")["dedupOffPending"] == ["broker-1"]
+        shown = httpx.get(f"{running.admin}/api/v1/topics/{TOPIC}/dedup", trust_env=False)
+        assert shown.status_code == 409
+        assert "when broker-1 has received that it is off" in shown.json()["detail"]
+    eventually(lambda: "dedupOffPending" not in running.get(f"topics/{TOPIC}"))
+    assert put_dedup(running, {"windowMs": HOUR_MS}).status_code == 200
+    eventually(lambda: "unreachable" not in running.get(f"topics/{TOPIC}/dedup"))
+    for attempt in range(2):
+        asyncio.run(send_all(running, keys, f"after {attempt}"))
+    assert sum(stored(running).values()) == 2 * COUNT
+
+
+def put_dedup(running: Standalone, dedup: dict[str, Any]) -> httpx.Response:
+    """Change the deduplication of the topic; return the answer, also of a rejection."""
+    url = f"{running.admin}/api/v1/topics/{TOPIC}"
+    return httpx.put(url, json={"dedup": dedup}, trust_env=False, timeout=20)

@@ -3,12 +3,15 @@
 The model knows each key of each committed message, and what keeps it. No broker group may store a
 key that the cluster knows. `test_spread_exploration.py` tries all orders of few events; here the
 engines run, with windows, delayed messages, both modes, and broker groups that join and drain.
+Deduplication is turned off and on again. While it is off, the model checks nothing. When it is on
+again, all keys are free.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -37,6 +40,8 @@ WEIGHTS = {
     "report": 16,
     "cancel": 3,
     "disturb": 4,
+    "off": 2,
+    "on": 10,
 }
 
 
@@ -58,11 +63,17 @@ class Model:
         self.random = random
         self.mode = mode
         max_wait_ms = MAX_WAIT_MS if mode is DedupMode.REPLACE else None
-        self.cluster = SpreadWorld(window_ms=WINDOW_MS, mode=mode, max_wait_ms=max_wait_ms)
+        self.options: dict[str, Any] = {
+            "window_ms": WINDOW_MS,
+            "mode": mode,
+            "max_wait_ms": max_wait_ms,
+        }
+        self.cluster = SpreadWorld(**self.options)
         self.keys: dict[str, Known] = {}
         self.lists = [0] * PROXIES  # numbers of snapshots
         self.proofs: list[tuple[str, str, int]] = []  # broker group, key, version
-        self.counts = dict.fromkeys(("stored", "repeated", "rejected", "moved", "closed"), 0)
+        kinds = ("stored", "repeated", "rejected", "moved", "closed", "on", "not on yet")
+        self.counts = dict.fromkeys(kinds, 0)
 
     @property
     def now_ms(self) -> int:
@@ -77,8 +88,16 @@ class Model:
         del self.keys[key]
         return None
 
-    def placement_of(self, proxy: int) -> KeyPlacement:
-        return self.cluster.snapshots[self.lists[proxy]][0].placement
+    @property
+    def is_on(self) -> bool:
+        return self.cluster.topic().dedup is not None
+
+    def choose_list(self) -> KeyPlacement:
+        """Return the list of some proxy. Without deduplication, any broker group gets the key."""
+        topic = self.cluster.snapshots[self.random.choice(self.lists)][0]
+        if topic.dedup is None:
+            return KeyPlacement(groups=(self.random.choice(["broker-0", *self.cluster.delivered]),))
+        return topic.placement
 
     def step(self, number: int) -> None:
         random, cluster = self.random, self.cluster
@@ -113,8 +132,28 @@ class Model:
                 self.counts["closed"] += was_open and not cluster.topic().placement.before
             case "cancel":
                 self.cancel()
+            case "off":
+                cluster.home.turn_off()
+                cluster.note_snapshot()
+                self.keys = {}
+            case "on":
+                self.turn_on()
             case "disturb":
                 self.disturb(random.choice(list(cluster.worlds)))
+
+    def turn_on(self) -> None:
+        """Turn deduplication on again, unless a broker group may know older keys."""
+        if self.is_on:
+            return
+        self.cluster.report_levels()
+        try:
+            self.cluster.home.turn_on(**self.options)
+        except Conflict:
+            assert self.cluster.topic().placement.before
+            self.counts["not on yet"] += 1
+            return
+        self.cluster.note_snapshot()
+        self.counts["on"] += 1
 
     def spread(self) -> None:
         """Change the active broker groups and spread the keys, unless a spread is open."""
@@ -124,7 +163,8 @@ class Model:
         try:
             self.cluster.spread(is_delivered=False)
         except Conflict:
-            assert self.cluster.topic().placement.before, "only an open spread rejects another"
+            topic = self.cluster.topic()
+            assert topic.dedup is None or topic.placement.before, "nothing else rejects a spread"
 
     def change_members(self) -> None:
         """Let a broker group join, or leave the lists; it accepts messages with old lists still."""
@@ -141,7 +181,7 @@ class Model:
 
     def send(self, text: str) -> None:
         key = self.random.choice(KEYS)
-        placement = self.placement_of(self.random.randrange(PROXIES))
+        placement = self.choose_list()
         owner = owner_of_key(key.encode(), placement.groups)
         old_owner = owner_of_key(key.encode(), placement.before or placement.groups)
         version = 0
@@ -164,12 +204,12 @@ class Model:
     def send_without_lookup(self, text: str) -> None:
         """Send as a proxy that knows no lookups does."""
         key = self.random.choice(KEYS)
-        placement = self.placement_of(self.random.randrange(PROXIES))
+        placement = self.choose_list()
         self.store(owner_of_key(key.encode(), placement.groups), key, text, 0)
 
     def look_up(self) -> None:
         """Look up a key and lose the answer, or keep it for a late send."""
-        placement = self.placement_of(self.random.randrange(PROXIES))
+        placement = self.choose_list()
         key = self.random.choice(KEYS)
         owner = owner_of_key(key.encode(), placement.groups)
         old_owner = owner_of_key(key.encode(), placement.before or placement.groups)
@@ -182,7 +222,8 @@ class Model:
             return
         finally:
             if not is_committed:
-                self.disturb(old_owner)
+                # A fail over would compare the replica with a fence that is not committed.
+                self.cluster.worlds[old_owner].restart(power_cut=self.random.random() < 0.5)
         if is_committed and found.repeat is None and not found.is_replaceable:
             self.proofs.append((owner, key, placement.version))
 
@@ -211,6 +252,8 @@ class Model:
             world.restart(power_cut=True)
             return
         self.counts["stored"] += 1
+        if not self.is_on or self.cluster.topic(owner).dedup is None:
+            return
         known = self.find(key)
         timer_id = sent.queue_offset if sent.due_at_ms else None
         if known is not None and known.timer_id is not None and self.mode is DedupMode.REPLACE:
@@ -223,7 +266,7 @@ class Model:
 
     def note_repeat(self, key: str) -> None:
         self.counts["repeated"] += 1
-        assert self.find(key) is not None, f"D-4: {key} is free"
+        assert not self.is_on or self.find(key) is not None, f"D-4: {key} is free"
 
     def fire(self) -> None:
         """The timers that are due have fired, since all due work was done."""

@@ -136,7 +136,8 @@ def describe_dedup(topic: Json) -> str:
     """Return the deduplication of a topic as text."""
     dedup = topic.get("dedup")
     if dedup is None:
-        return "off"
+        pending = ", ".join(topic.get("dedupOffPending", []))
+        return f"off, except for keys that {pending} may still know" if pending else "off"
     parts = [f"within {span(dedup['windowMs'])} by {_SOURCES[dedup['keyFrom']]}"]
     if dedup["mode"] == DedupModeName.REPLACE:
         parts.append(f"delayed messages replaced for at most {span(dedup['maxWaitMs'])}")
@@ -148,6 +149,8 @@ def describe_dedup(topic: Json) -> str:
 def show_dedup(context: typer.Context, topic: Json) -> None:
     """Print the deduplication of a topic, and its keys at all broker groups."""
     typer.echo(f"Deduplication: {describe_dedup(topic)}.")
+    if "dedup" not in topic:
+        return
     if "movingFrom" in topic["dedup"]:
         owners, before = (", ".join(topic["dedup"][key]) for key in ("brokerGroups", "movingFrom"))
         typer.echo(f"Keys move from {before} to {owners}.")

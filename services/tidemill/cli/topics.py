@@ -333,7 +333,8 @@ def show_topic(context: typer.Context, name: Name) -> None:
         typer.echo(f"Messages are kept {retention_text(topic)}.")
     if options_of(context).output is not OutputFormat.JSON and "transaction" in topic:
         typer.echo(f"Half messages are checked {checks_text(topic)}.")
-    if options_of(context).output is not OutputFormat.JSON and "dedup" in topic:
+    has_keys = "dedup" in topic or "dedupOffPending" in topic
+    if options_of(context).output is not OutputFormat.JSON and has_keys:
         show_dedup(context, topic)
     warn_unreachable(topic)
 

@@ -14,6 +14,7 @@ from tidemill.common.errors import (
     BrokerGroupUnreachable,
     BrokerTimeout,
     BrokerUnreachable,
+    KeyOwnerChanged,
     TopicNotFound,
 )
 from tidemill.message.dedup_key import owner_of_key
@@ -163,6 +164,32 @@ def test_no_other_broker_group_stores_a_key_whose_owner_is_down() -> None:
     assert stored_at(Cluster(Client(topic), lost), key=key_of("broker-0")) == {"broker-0"}
     with pytest.raises(BrokerGroupUnreachable, match="broker-1, which owns the dedup key"):
         stored_at(Cluster(Client(topic), Lost(topic)), key=key_of("broker-1"))
+
+
+class Changing(Client):
+    """A broker with a topic that another one replaces when a message is rejected."""
+
+    def __init__(self, topic: pb.TopicConfig, after: pb.TopicConfig) -> None:
+        super().__init__(topic)
+        self._after = after
+
+    async def store_message(self, request: pb.StoreMessageRequest) -> pb.StoreMessageReply:
+        if self._topic is not self._after:
+            self._topic = self._after
+            raise KeyOwnerChanged("another list")
+        assert not request.HasField("lookup")
+        return pb.StoreMessageReply()
+
+
+def test_a_message_is_stored_without_its_key_when_deduplication_was_turned_off() -> None:
+    topic = keyed(key_from=pb.DEDUP_KEY_SOURCE_PROPERTY)
+    off = pb.TopicConfig(placement=pb.KeyPlacement(version=2, before=["broker-1"]))
+    off.MergeFrom(TOPIC)
+    cluster = Cluster(Changing(topic, off), Client(topic))
+    assert stored_at(cluster, 1, key=key_of("broker-0")) == {"broker-0"}
+    # From now on, any broker group stores it, if it knows the end of the deduplication.
+    late = Client(off, refusal=KeyOwnerChanged("an old list"))
+    assert stored_at(Cluster(Client(off), late), key=key_of("broker-1")) == {"broker-0"}
 
 
 def test_an_owner_with_an_old_deduplication_stores_no_key(monkeypatch: pytest.MonkeyPatch) -> None:

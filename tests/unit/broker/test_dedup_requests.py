@@ -11,6 +11,7 @@ from tests.support.audit_changes import records_of
 from tests.support.worlds.dedup_world import WINDOW_MS, DedupWorld
 from tests.support.worlds.engine_world import TOPIC
 from tests.support.worlds.round_world import RoundWorld, idle
+from tidemill.broker.engine.metadata.dedup_policy import DEDUP_LEVEL
 from tidemill.broker.server.admin.dedup_keys import DedupAdmin
 from tidemill.broker.server.round.rpc import ERROR_KEY
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -146,5 +147,22 @@ def test_a_topic_without_deduplication_has_no_keys() -> None:
         async with world.running():
             request = world.admin.GetDedup(pb.GetDedupRequest(topic=TOPIC))
             assert await error_of(request) == "Conflict"
+
+    asyncio.run(run())
+
+
+def test_the_broker_groups_that_may_still_know_keys_are_named() -> None:
+    async def run() -> None:
+        world = DedupRounds()
+        own_name = world.world.engine.catalog.broker_name
+        groups = {name: f"{name}:1" for name in (own_name, "b1")}
+        world.world.engine.broker_groups.found(groups, world.world.now_ms)
+        world.keyed.turn_off()
+        world.world.engine.broker_groups.feature_levels["b1"] = DEDUP_LEVEL
+        world.keyed.turn_on()
+        world.keyed.turn_off()
+        async with world.running():
+            with pytest.raises(RpcError, match="when b1 has received that it is off"):
+                await world.admin.GetDedup(pb.GetDedupRequest(topic=TOPIC))
 
     asyncio.run(run())

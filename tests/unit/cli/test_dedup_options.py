@@ -46,6 +46,9 @@ def test_off_excludes_the_other_options() -> None:
 
 def test_a_deduplication_is_described() -> None:
     assert describe_dedup(TOPIC) == "off"
+    pending = {**TOPIC, "dedupOffPending": ["broker-1", "broker-2"]}
+    text = "off, except for keys that broker-1, broker-2 may still know"
+    assert describe_dedup(pending) == text
     keyed = "within 2 m 0 s by the property dedup-key, else the message id"
     assert describe_dedup({"dedup": DEDUP}) == keyed
     replacing = {**DEDUP, "mode": "replace", "maxWaitMs": 3_600_000, "memoryBytes": 8 << 20}

@@ -36,6 +36,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 def topic_of(config: pb.TopicConfig) -> TopicView:
     """Render a topic."""
+    is_keyed = config.HasField("dedup")
     return TopicView(
         name=config.name,
         message_type=TopicTypeView(pb.TopicType.Name(config.type).removeprefix("TOPIC_TYPE_")),
@@ -44,7 +45,8 @@ def topic_of(config: pb.TopicConfig) -> TopicView:
         delivery_spread_ms=config.delivery_spread_ms or None,
         retention=_retention_of(config.retention) if config.HasField("retention") else None,
         transaction=_policy_of(config.transaction) if config.HasField("transaction") else None,
-        dedup=_dedup_of(config) if config.HasField("dedup") else None,
+        dedup=_dedup_of(config) if is_keyed else None,
+        dedup_off_pending=None if is_keyed else list(config.placement.before) or None,
     )
 
 

@@ -265,6 +265,12 @@ class TopicView(Schema):
         " every 30 s, 15 times.",
     )
     dedup: DedupView | None = Field(None, description="The deduplication. Missing: it is off.")
+    dedup_off_pending: list[str] | None = Field(
+        None,
+        description="After the deduplication was turned off: the broker groups that may still know"
+        " keys, because they have not reported that they have received the change. Until then, it"
+        " cannot be turned on again. Missing if there is none.",
+    )
 
 
 class TopicPutView(TopicView):

@@ -38,7 +38,13 @@ TOPIC_WAIT_S_MAX: Final = 2.0
 TOPIC_POLL_PERIOD_S: Final = 0.02
 # After these errors, try another broker group. An unreachable broker group may have stored the
 # message, so a message without a message group may be stored twice and delivered twice.
-TRY_NEXT_ERRORS: Final = (*UNREACHABLE_ERRORS, DiskFull, GroupDraining, TooFewInSync)
+TRY_NEXT_ERRORS: Final = (
+    *UNREACHABLE_ERRORS,
+    DiskFull,
+    GroupDraining,
+    KeyOwnerChanged,  # it has not heard from the home yet that deduplication is off
+    TooFewInSync,
+)
 
 _UNKNOWN_TOPIC: Final = pb.TopicConfig()
 _turns = count()  # of messages without a message group, over the broker groups
@@ -98,7 +104,9 @@ async def store(
     topic = candidates[0].topic if candidates else _UNKNOWN_TOPIC
     key = _key_of(topic, message_id, dedup_key)
     if key is not None:
-        return await _store_keyed(cluster, request, topic, key)
+        return await _store_keyed(
+            cluster, request, topic, message_id=message_id, dedup_key=dedup_key
+        )
     # The home creates an unknown topic or rejects it. Others may still have a deleted topic.
     targets = [each.member for each in candidates] or [members[0]]
     turn = next(_turns) % len(targets)
@@ -112,15 +120,25 @@ async def store(
 
 
 async def _store_keyed(
-    cluster: Brokers, request: pb.StoreMessageRequest, topic: pb.TopicConfig, key: bytes
+    cluster: Brokers,
+    request: pb.StoreMessageRequest,
+    topic: pb.TopicConfig,
+    *,
+    message_id: str,
+    dedup_key: str | None,
 ) -> BrokerAnswer[pb.StoreMessageReply]:
     """Store a message at the owner of its dedup key.
 
-    The owner may have another list of owners than the home had, for milliseconds.
+    The owner may have another list of owners than the home had, for milliseconds. The key is that
+    of the newest setting of the topic; without a key, the home stores the message.
     """
     end_s = time.monotonic() + TOPIC_WAIT_S_MAX
     while True:
+        key = _key_of(topic, message_id, dedup_key)
         try:
+            if key is None:
+                request.key_version = 0
+                return await _store_at((await cluster.members())[0], request)
             return await _store_at_owner(cluster, request, topic, key)
         except KeyOwnerChanged:
             if time.monotonic() >= end_s:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, final
 
 from tidemill.common.errors import KeyOwnerChanged
-from tidemill.message.dedup_key import read_fields
+from tidemill.proxy.cluster.dedup_keys import find_stored_key
 from tidemill.proxy.link.commands import LOOK_UP_KEY
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
@@ -23,7 +23,6 @@ T = TypeVar("T")
 class KeyedRequest(NamedTuple, Generic[T]):
     """A message with a dedup key and without a message group, and how it is stored."""
 
-    key: bytes
     blob: bytes
     # Sends it to a target, with the version of its proof or 0, within some ms.
     put: Callable[[SendTarget, int, int], Awaitable[T]]
@@ -44,7 +43,6 @@ class KeyedSends:
         call: Call,
         topic: link_pb2.TopicConfig,
         target: SendTarget,
-        key: bytes,
         blob: bytes,
         *,
         may_repeat: bool,
@@ -64,7 +62,7 @@ class KeyedSends:
         def repeated(found: link_pb2.KeyLookupReply) -> Appended:
             return found.queue_offset, found.due_at_ms, found.repeat
 
-        return self.store(call, topic, target, KeyedRequest(key, blob, put, repeated))
+        return self.store(call, topic, target, KeyedRequest(blob, put, repeated))
 
     async def store(
         self, call: Call, topic: link_pb2.TopicConfig, target: SendTarget, message: KeyedRequest[T]
@@ -72,7 +70,8 @@ class KeyedSends:
         """Store a message at its owner; return the broker group with the answer, and the answer.
 
         If the broker group has another list of owners than this proxy, it is repeated when one of
-        the lists changes, within the deadline of the call.
+        the lists changes, within the deadline of the call. The key and its owner are always those
+        of the newest setting of the topic.
         """
         owners, now_ms = self._cluster.key_owners, self._clock.monotonic_ms
         end_ms = now_ms() + self._cluster.timeout_ms(call)
@@ -80,7 +79,9 @@ class KeyedSends:
             known = owners.known_lists(topic.name)
             current = self._cluster.find_topic(topic.name)
             if current is not topic:
-                topic, target = current, owners.choose(current, target, message.key, "")
+                topic, found = current, find_stored_key(message.blob, current)
+                if found is not None:
+                    target = owners.choose(topic, target, found.key, "")
                 if not target.topic_id:
                     topic_id = await self._cluster.topic_id_at(target.broker, topic.name, call)
                     target = target._replace(topic_id=topic_id)
@@ -95,17 +96,15 @@ class KeyedSends:
     ) -> tuple[LinkedGroup, T]:
         owners, now_ms = self._cluster.key_owners, self._clock.monotonic_ms
         key_version = 0
-        if topic.placement.before:
-            old = owners.find_old(topic, target.broker, message.key)
+        if topic.placement.before and (stored := find_stored_key(message.blob, topic)) is not None:
+            old = owners.find_old(topic, target.broker, stored.key)
             if old is not None:
-                fields = read_fields(message.blob)
                 lookup = link_pb2.KeyLookup(
                     topic_id=old.topic_id,
-                    key=message.key,
-                    body_crc=fields.body_crc,
+                    key=stored.key,
+                    body_crc=stored.body_crc,
                     placement=topic.placement,
-                    is_message_id=fields.key is None
-                    or topic.dedup.key_from == link_pb2.DEDUP_KEY_SOURCE_MESSAGE_ID,
+                    is_message_id=stored.is_message_id,
                 )
                 timeout_ms = max(end_ms - now_ms(), 0)
                 found = await old.broker.link.ask(LOOK_UP_KEY, lookup, timeout_ms=timeout_ms)

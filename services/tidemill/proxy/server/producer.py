@@ -305,7 +305,7 @@ class Producer:
                 broker, (queue_offset, due_at_ms, repeat), may_be_elsewhere = stored
             elif key is not None and not message_group:
                 broker, (queue_offset, due_at_ms, repeat) = await self._keyed.append(
-                    call, topic, target, key, blob, may_repeat=may_repeat
+                    call, topic, target, blob, may_repeat=may_repeat
                 )
                 may_be_elsewhere = False
             else:
@@ -354,10 +354,10 @@ class Producer:
         def repeated(found: link_pb2.KeyLookupReply) -> link_pb2.HalfReply:
             return link_pb2.HalfReply(repeat=found.repeat)
 
-        broker, key = send.target.broker, send.key
+        broker = send.target.broker
         try:
-            if key is not None and not send.message_group:
-                message = KeyedRequest(key, send.blob, put, repeated)
+            if send.key is not None and not send.message_group:
+                message = KeyedRequest(send.blob, put, repeated)
                 broker, reply = await self._keyed.store(call, topic, send.target, message)
             else:
                 reply = await put(send.target, 0, self._cluster.timeout_ms(call))

@@ -18,20 +18,48 @@ from tidemill.common.errors import Conflict
 def with_dedup(topic: Topic, change: DedupChange, catalog: Catalog, config: EngineConfig) -> Topic:
     """Return a topic after a change of its deduplication. Raises BadRequest, Conflict.
 
-    Turning it on freezes the list of the broker groups that own its keys.
+    Turning it on freezes the list of the broker groups that own its keys. Turning it off is a
+    spread to no owner (ADR 0091).
     """
     bytes_max = config.dedup.memory_bytes
     policy = change.apply_to(
         topic.dedup, max_delay_ms=config.timer.max_delay_ms, memory_bytes_max=bytes_max
     )
     if policy is None:
-        return replace(topic, dedup=None, placement=NO_PLACEMENT)
+        return topic if topic.dedup is None else _turned_off(topic, catalog)
     _check_share(topic, policy, catalog, bytes_max)
     placement = topic.placement
     if topic.dedup is None:
+        _check_forgotten(topic)
         names = [name for name, _ in catalog.membership.placements(1)]
         placement = KeyPlacement(groups=tuple(names), version=topic.version)
     return replace(topic, dedup=policy, placement=placement)
+
+
+def _turned_off(topic: Topic, catalog: Catalog) -> Topic:
+    """Return a topic without deduplication.
+
+    Its list names the broker groups that may know keys until they have recorded the change. The
+    record of this change removes the keys here, at the home.
+    """
+    known = topic.placement
+    # Message groups have keys at the broker groups with their queues.
+    names = {*known.groups, *known.before, *(name for name, _ in topic.placements)}
+    names.discard(catalog.broker_name)
+    before = tuple([group.name for group in catalog.membership.in_order() if group.name in names])
+    placement = KeyPlacement(version=topic.version, before=before) if before else NO_PLACEMENT
+    return replace(topic, dedup=None, placement=placement)
+
+
+def _check_forgotten(topic: Topic) -> None:
+    """Raise Conflict while a broker group may know keys from before the deduplication was off."""
+    before = topic.placement.before
+    if before:
+        raise Conflict(
+            f"the deduplication of topic {topic.name!r} was turned off, and these broker groups may"
+            f" still know its keys: {', '.join(before)}; turn it on when they are up and have"
+            f" received that change; if one of them is lost, drain and remove it first"
+        )
 
 
 def _check_share(topic: Topic, policy: DedupPolicy, catalog: Catalog, bytes_max: int) -> None:

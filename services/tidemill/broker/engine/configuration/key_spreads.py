@@ -66,9 +66,9 @@ class KeySpreads:
             return topic
         if topic.placement.before:
             raise Conflict(
-                f"the last spread of topic {name!r} is open: keys of {self._waited_for(topic)} from"
-                f" before it may be known; wait for the end of their windows, of their delayed"
-                f" messages and of their transactions"
+                f"the last spread of topic {name!r} is open: keys of"
+                f" {', '.join(self._waited_for(topic))} from before it may be known; wait for the"
+                f" end of their windows, of their delayed messages and of their transactions"
             )
         version = topic.version + 1
         placement = KeyPlacement(groups=groups, version=version, before=owners)
@@ -105,20 +105,29 @@ class KeySpreads:
             and topic.placement.version == version
         )
 
-    def _waited_for(self, topic: Topic) -> str:
+    def _waited_for(self, topic: Topic) -> tuple[str, ...]:
         """Return the broker groups whose older keys may be known."""
         version = topic.placement.version
         ended = self._reported.get((topic.id, version), set())
         if self._old_keys.has_ended(topic.id, version):
             ended = ended | {self._catalog.broker_name}
-        return ", ".join([name for name in topic.placement.before if name not in ended])
+        return tuple([name for name in topic.placement.before if name not in ended])
 
     def _close_if_ended(self, topic_id: TopicId, now_ms: int) -> None:
+        """Close a spread when no broker group has older keys.
+
+        Without deduplication, remove those without older keys from the list: no owner depends on
+        it.
+        """
         topic = self._catalog.topics.get(topic_id)
-        if topic is not None and topic.placement.before and not self._waited_for(topic):
-            self._reported.pop((topic_id, topic.placement.version), None)
-            placement = replace(topic.placement, before=())
-            self._record(replace(topic, version=topic.version + 1, placement=placement), now_ms)
+        if topic is None:
+            return
+        waited_for = self._waited_for(topic)
+        if waited_for == topic.placement.before or (waited_for and topic.dedup is not None):
+            return
+        self._reported.pop((topic_id, topic.placement.version), None)
+        placement = replace(topic.placement, before=waited_for)
+        self._record(replace(topic, version=topic.version + 1, placement=placement), now_ms)
 
     # ------------------------------------------------------------ at old owners
 

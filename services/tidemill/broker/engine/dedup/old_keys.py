@@ -2,7 +2,8 @@
 
 The list of a spread is a fence: from its record on, this broker group takes only keys that it owns
 by this list. The record has its time, so a restart changes nothing. The older keys are over when
-one window has passed since then, and no timer and no open half message keeps one of them.
+one window has passed since then, and no timer and no open half message keeps one of them. If the
+record turns the deduplication off, it removes all keys, so they are over at once.
 """
 
 from __future__ import annotations
@@ -88,12 +89,15 @@ class OldKeys:
     def _look_at(self, topic_id: TopicId, now_ms: int) -> bool:
         """Look at the older keys of a topic; return whether that is done."""
         topic = self._catalog.topics.get(topic_id)
-        table = self._tables.tables.get(topic_id)
-        if topic is None or topic.dedup is None or table is None:
+        if topic is None:
             return True
         version, fenced_at_ms = topic.placement.version, topic.placement.fenced_at_ms
         if self._ended.get(topic_id) != version:
             self._ended.pop(topic_id, None)
+        if topic.dedup is None:
+            self._ended[topic_id] = version
+            return True
+        table = self._tables.tables[topic_id]
         if topic_id in self._ended or now_ms < fenced_at_ms + topic.dedup.window_ms:
             return True
         if table.pinned_count:

@@ -55,7 +55,8 @@ class KeyTables:
         # Rows before the first log offset are stated at the second one or behind it.
         self.stated_before: tuple[int, int] = 0, 0
         self.may_have_rows = False  # a sweep that finds none resets it
-        self.open_spreads: dict[TopicId, None] = {}  # topics whose keys move to other owners
+        # Topics whose keys move to other owners, or are forgotten by all owners.
+        self.open_spreads: dict[TopicId, None] = {}
         self.changed: set[TopicId] = set()  # since the last count of the memory
         self.has_new_share = False  # a share may have changed since all tables were counted
 
@@ -202,11 +203,11 @@ class KeyTables:
         self.open_spreads.pop(topic.id, None)
         self.changed.add(topic.id)
         self.has_new_share = True
+        if topic.placement.before:
+            self.open_spreads[topic.id] = None
         if topic.dedup is None:
             self.tables.pop(topic.id, None)
             return
-        if topic.placement.before:
-            self.open_spreads[topic.id] = None
         table = self.tables.get(topic.id)
         if table is None:
             table = self.tables[topic.id] = KeyTable(topic.id)

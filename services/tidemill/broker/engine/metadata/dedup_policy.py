@@ -112,7 +112,11 @@ class DedupChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyPlacement:
-    """The broker groups that own the dedup keys of a topic."""
+    """The broker groups that own the dedup keys of a topic.
+
+    Without deduplication, no broker group owns keys. `before` then has the broker groups that may
+    know some until they have recorded that.
+    """
 
     groups: tuple[str, ...] = ()  # empty: only the home
     version: int = 0  # a higher version replaces a lower one

@@ -98,8 +98,10 @@ def _checked_topic(engine: Engine, name: str) -> Topic:
     """Return a topic with deduplication. Raises TopicNotFound, Conflict."""
     topic = find_topic(engine, name)
     if topic.dedup is None:
+        waiting = ", ".join(topic.placement.before)
         raise Conflict(
-            f"topic {name} has no deduplication; to turn it on, run:"
+            f"topic {name} has no deduplication; to turn it on"
+            f"{f' when {waiting} has received that it is off' if waiting else ''}, run:"
             f" tidemill topic set {name} --dedup-window 2m"
         )
     return topic

@@ -18,6 +18,7 @@ from tidemill.broker.engine.metadata.catalog import (
 )
 from tidemill.broker.engine.metadata.dedup_policy import (
     NO_DEDUP_CHANGE,
+    NO_PLACEMENT,
     DedupChange,
     DedupKeySource,
     DedupMode,
@@ -73,7 +74,7 @@ def topic_config(topic: Topic) -> pb.TopicConfig:
         retention=_retention(topic.retention) if topic.retention != BROKER_DEFAULT else None,
         transaction=_policy(topic.transaction) if topic.transaction != DEFAULT_POLICY else None,
         dedup=_dedup(topic.dedup) if topic.dedup is not None else None,
-        placement=_key_placement(topic.placement) if topic.dedup is not None else None,
+        placement=_key_placement(topic.placement) if topic.placement != NO_PLACEMENT else None,
     )
 
 
