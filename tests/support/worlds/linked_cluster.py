@@ -23,6 +23,7 @@ class LinkedCluster:
         self.draining: set[str] = set()
         self.placements = [("broker-0", 2), ("broker-1", 2), ("broker-2", 2)]
         self.topic_type = pb.TOPIC_TYPE_MIXED
+        self.dedup: pb.DedupPolicy | None = None
         self.key_placement = pb.KeyPlacement()
         self.serves_key_lookups = True
 
@@ -68,6 +69,7 @@ class LinkedCluster:
             type=self.topic_type,
             queues=2,
             placements=[pb.Placement(broker_group=g, queues=q) for g, q in self.placements],
+            dedup=self.dedup,
             placement=self.key_placement,
         )
         group = pb.GroupConfig(

@@ -13,7 +13,7 @@ from tests.support.worlds.spread_world import HOME, SpreadWorld, moved_key
 from tidemill.broker.engine.dedup.deduplication import KeyLookup
 from tidemill.broker.engine.dedup.old_keys import LOOK_PERIOD_MS
 from tidemill.broker.engine.layout.numbers import HalfId
-from tidemill.broker.engine.metadata.dedup_policy import DedupMode, KeyPlacement
+from tidemill.broker.engine.metadata.dedup_policy import DedupKeySource, DedupMode, KeyPlacement
 from tidemill.broker.engine.metadata.transaction_policy import PolicyChange
 from tidemill.common.errors import (
     Conflict,
@@ -200,6 +200,48 @@ def test_a_new_owner_accepts_a_moved_key_only_with_the_proof_of_its_list() -> No
     world.store("m", key=key, key_version=placement.version)
     # A known key needs no proof.
     assert world.repeat("again", key=key).message_id == "id-m"
+
+
+def test_a_new_owner_accepts_no_proof_with_a_list_from_a_lookup_alone() -> None:
+    """The home may have changed `keyFrom` before the list: the proof is then about another key."""
+    cluster = SpreadWorld()
+    cluster.join("broker-2")
+    cluster.home.turn_on(key_from=DedupKeySource.MESSAGE_ID)
+    placement = cluster.spread(is_delivered=False)
+    cluster.look_up("broker-2", "any", placement)
+    assert cluster.topic("broker-2").placement == placement
+    key = moved_key(placement, HOME)
+    with pytest.raises(KeyOwnerChanged, match="broker-2 has not received this list"):
+        cluster.send(key, "m", placement)
+    cluster.deliver("broker-2")
+    world = cluster.worlds["broker-2"]
+    world.store("m", message_id=key, key_version=placement.version)
+    # A broker group that owned a key before accepts it without a proof.
+    cluster.look_up("broker-1", "any", placement)
+    kept = next(
+        key
+        for key in (f"k{n}" for n in range(999))
+        if {owner_of_key(key.encode(), of) for of in (placement.before, placement.groups)}
+        == {"broker-1"}
+    )
+    cluster.worlds["broker-1"].store("kept", key=kept)
+
+
+def test_the_origin_of_keys_does_not_change_while_they_move() -> None:
+    cluster, _ = spread_to_third()
+    cluster.report_levels()
+    topic = cluster.topic()
+    with pytest.raises(Conflict, match=r"change keyFrom when the spread has ended"):
+        cluster.home.turn_on(key_from=DedupKeySource.MESSAGE_ID)
+    assert cluster.topic() == topic
+    cluster.home.turn_on(
+        key_from=DedupKeySource.PROPERTY_OR_MESSAGE_ID,
+        mode=DedupMode.REPLACE,
+        max_wait_ms=60_000,
+        window_ms=1_000,
+    )
+    close(cluster)
+    cluster.home.turn_on(key_from=DedupKeySource.MESSAGE_ID)
 
 
 def test_a_new_owner_without_the_list_rejects_its_keys() -> None:

@@ -33,6 +33,12 @@ def with_dedup(topic: Topic, change: DedupChange, catalog: Catalog, config: Engi
         _check_forgotten(topic)
         names = [name for name, _ in catalog.membership.placements(1)]
         placement = KeyPlacement(groups=tuple(names), version=topic.version)
+    elif placement.before and policy.key_from is not topic.dedup.key_from:
+        raise Conflict(
+            f"a spread of the dedup keys of topic {topic.name!r} is open, and keyFrom"
+            f" (--dedup-key-from) gives its messages other keys; change keyFrom when the spread has"
+            f" ended (`tidemill topic show {topic.name}` prints the owners while it is open)"
+        )
     return replace(topic, dedup=policy, placement=placement)
 
 

@@ -349,14 +349,19 @@ class Deduplication:
                 f"the broker group {owner} owns the dedup key of this message, and the sender does"
                 f" not know that yet; send it again"
             )
-        if placement.before and key_version != placement.version:
+        if placement.before and (
+            key_version != placement.version
+            # A lookup has brought the list, and the home may have changed `keyFrom` before it. Then
+            # the proof is about another key.
+            or topic.version < placement.version
+        ):
             old_owner = self._owner_of(placement.before, key)
             if old_owner != own_name:
                 self.rejected[topic.id, "version"] += 1
                 raise KeyOwnerChanged(
                     f"the broker group {old_owner} owned the dedup key of this message and may know"
-                    f" it, and the sender has not looked it up there with list"
-                    f" {placement.version}; send it again"
+                    f" it, and the sender has not looked it up there with list {placement.version},"
+                    f" or {own_name} has not received this list from the home; send it again"
                 )
 
     def _repeated(
@@ -373,29 +378,14 @@ class Deduplication:
 
     def _check_memory(self, topic: Topic, policy: DedupPolicy, table: KeyTable) -> None:
         """Raise Overloaded if a topic has no memory for another key."""
-        share = policy.memory_bytes
-        memory = self.memory
+        share, memory = policy.memory_bytes, self.memory
         if share is None:
             has_room = memory.has_room()
         else:
             has_room = memory.has_room_in_share(share, table.memory_bytes)
-        if has_room:
-            return
-        self.rejected[topic.id, "memory"] += 1
-        if share is None:
-            raise Overloaded(
-                f"the dedup keys of topics without a share use all of their memory, so topic"
-                f" {topic.name} takes no new key: of {memory.memory_bytes} bytes"
-                f" (dedup_memory_bytes), topics with a share have {memory.share_bytes}; shorten"
-                f" windowMs of a topic without a share, lower a share, raise dedup_memory_bytes, or"
-                f" send later"
-            )
-        raise Overloaded(
-            f"the dedup keys of topic {topic.name} use all of their"
-            f" {memory.bound_of_share(share)} bytes, or other topics use a part of them; its share"
-            f" (memoryBytes) is {share} of {memory.memory_bytes} bytes (dedup_memory_bytes);"
-            f" shorten windowMs, raise the share or dedup_memory_bytes, or send later"
-        )
+        if not has_room:
+            self.rejected[topic.id, "memory"] += 1
+            raise _overloaded(topic.name, share, memory)
 
     # ------------------------------------------------------------ keys that are over
 
@@ -433,6 +423,23 @@ class Deduplication:
                         return True
             self._sweeping.pop()
         return bool(self._sweeping)
+
+
+def _overloaded(topic: str, share: int | None, memory: KeyMemory) -> Overloaded:
+    """Return the error for a new key of a topic without memory for it."""
+    if share is None:
+        return Overloaded(
+            f"the dedup keys of topics without a share use all of their memory, so topic {topic}"
+            f" takes no new key: of {memory.memory_bytes} bytes (dedup_memory_bytes), topics with a"
+            f" share have {memory.share_bytes}; shorten windowMs of a topic without a share, lower"
+            f" a share, raise dedup_memory_bytes, or send later"
+        )
+    return Overloaded(
+        f"the dedup keys of topic {topic} use all of their {memory.bound_of_share(share)} bytes, or"
+        f" other topics use a part of them; its share (memoryBytes) is {share} of"
+        f" {memory.memory_bytes} bytes (dedup_memory_bytes); shorten windowMs, raise the share or"
+        f" dedup_memory_bytes, or send later"
+    )
 
 
 def _key_of(policy: DedupPolicy, fields: KeyFields) -> tuple[bytes, bool] | None:
