@@ -95,6 +95,47 @@ def test_a_repeated_request_of_a_lost_link_is_found_after_the_window_of_its_key(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("is_message_id", [True, False])
+def test_a_lookup_finds_a_key_of_its_origin(is_message_id: bool) -> None:
+    async def run() -> None:
+        world = DedupRounds()
+        due_at_ms = world.world.now_ms + 60_000
+        if is_message_id:
+            sent = world.keyed.store("a", message_id="k", due_at_ms=due_at_ms)
+        else:
+            sent = world.keyed.store("a", key="k", due_at_ms=due_at_ms)
+        topic = world.world.engine.catalog.topics[world.topic_id]
+        lookups = [
+            pb.KeyLookup(
+                request_id=n,
+                topic_id=topic.id,
+                key=b"k",
+                placement=pb.KeyPlacement(version=version),
+                is_message_id=of_id,
+            )
+            for n, (of_id, version) in enumerate(
+                [
+                    (is_message_id, topic.placement.version),
+                    (not is_message_id, topic.placement.version),
+                    (is_message_id, topic.placement.version - 1),
+                ]
+            )
+        ]
+        lookups.append(pb.KeyLookup(request_id=3, topic_id=topic.id))
+        lookups.append(pb.KeyLookup(request_id=4, topic_id=99, key=b"k"))
+        async with world.running(), world.proxy() as proxy:
+            await proxy.send(pb.RequestFrame(key_lookups=lookups))
+            reply = await proxy.reply()
+        known, unknown = reply.key_lookups
+        assert (known.request_id, known.repeat.message_id) == (0, sent.message_id)
+        assert (known.queue_offset, known.due_at_ms) == (sent.queue_offset, sent.due_at_ms)
+        assert unknown == pb.KeyLookupReply(request_id=1)
+        errors = {one.request_id: one.error for one in reply.failures}
+        assert errors == {2: "KeyOwnerChanged", 3: "BadRequest", 4: "TopicNotFound"}
+
+    asyncio.run(run())
+
+
 def test_the_keys_of_a_topic_are_shown() -> None:
     async def run() -> None:
         world = DedupRounds()

@@ -181,6 +181,10 @@ def test_the_key_is_read_again_for_each_list() -> None:
         world.send_all_configs()
         assert await sending.append() == ("broker-2", 0), "the setting alone has changed"
         sending.fail()
+        world.dedup.window_ms += 1
+        world.send_config(2)
+        assert await sending.append() == ("broker-2", 0), "the setting at broker-2 has changed"
+        sending.fail()
         await asyncio.sleep(0)
         world.key_placement = pb.KeyPlacement(
             broker_groups=["broker-0"], version=4, before=["broker-2"]

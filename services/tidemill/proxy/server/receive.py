@@ -254,12 +254,7 @@ class Receiver:
             while isinstance(step := await receive.step(), PopStep):
                 broker = self._polling.broker(step.broker)
                 ids = _ids_of_polled(broker, target)
-                pop.group_id, pop.topic_id = ids
-                pop.level_min = step.level_min
-                pop.level_below = step.level_below
-                pop.ClearField("priority_factor")
-                if step.factor is not None:
-                    pop.priority_factor = step.factor
+                put_step(pop, ids, step)
                 try:
                     reply = await self._pop(
                         call,
@@ -408,6 +403,15 @@ async def _take_permits(
     if not await receive.take_permits(pop.max_messages):
         raise _NoPermits
     return 0
+
+
+def put_step(pop: link_pb2.PopRequest, ids: LocalIds, step: PopStep) -> None:
+    """Put a step into the request of its receive, which may have an earlier step."""
+    pop.group_id, pop.topic_id = ids
+    pop.level_min, pop.level_below = step.level_min, step.level_below
+    pop.ClearField("priority_factor")
+    if step.factor is not None:
+        pop.priority_factor = step.factor
 
 
 def _ids_of_polled(broker: LinkedGroup, target: PollTarget) -> LocalIds:

@@ -321,7 +321,7 @@ def test_a_spread_is_closed_one_window_after_all_old_owners_have_the_list() -> N
     cluster.advance(LOOK_PERIOD_MS)
     cluster.advance(WINDOW_MS - LOOK_PERIOD_MS - 1)
     cluster.report("broker-1")
-    assert cluster.topic().placement.before, "it has seen the list less than a window ago"
+    assert cluster.topic().placement == placement, "it has had the list for less than a window"
     cluster.advance(LOOK_PERIOD_MS)
     cluster.report("broker-1")
     closed = cluster.topic().placement
@@ -368,6 +368,27 @@ def test_a_restart_does_not_change_the_time_of_a_fence(has_snapshot: bool) -> No
     cluster.report("broker-1")
     cluster.advance(LOOK_PERIOD_MS)
     assert not cluster.topic().placement.before
+
+
+@pytest.mark.parametrize(("duration_ms", "is_over"), [(WINDOW_MS - 1, False), (WINDOW_MS, True)])
+def test_older_keys_are_over_one_window_after_the_fence(duration_ms: int, is_over: bool) -> None:
+    cluster, placement = spread_to_third()
+    topic_id = cluster.topic().id
+    cluster.advance(duration_ms)
+    ended = list(cluster.worlds["broker-1"].engine.key_spreads.take_ended())
+    assert ended == [(topic_id, placement.version)] * is_over
+
+
+def test_a_new_master_looks_for_older_keys_again() -> None:
+    """Another master may have recorded the same list later, after a step-down of this one."""
+    cluster, placement = spread_to_third()
+    spreads = cluster.worlds["broker-1"].engine.key_spreads
+    cluster.advance(WINDOW_MS)
+    assert list(spreads.take_ended())
+    spreads.take_over()
+    assert list(spreads.take_ended()) == []
+    cluster.advance(LOOK_PERIOD_MS)
+    assert list(spreads.take_ended()) == [(cluster.topic().id, placement.version)]
 
 
 def test_a_spread_ends_while_an_old_owner_restarts() -> None:

@@ -92,10 +92,17 @@ def test_an_old_owner_that_missed_the_end_stores_no_key_of_the_next_owners() -> 
 
 
 def test_the_home_waits_for_the_owners_before_an_open_spread() -> None:
-    cluster = SpreadWorld()
+    cluster = SpreadWorld(owners=(HOME,), window_ms=1_000)
+    cluster.join("broker-1")
+    cluster.report_levels()
+    cluster.spread()
+    cluster.advance(LOOK_PERIOD_MS)
+    report(cluster, "broker-1")
     cluster.join("broker-2")
     cluster.home.engine.broker_groups.drain("broker-1", cluster.home.now_ms)
+    cluster.report_levels()
     assert "broker-1" not in cluster.spread().groups
+    assert cluster.topic().placements == ((HOME, 1),)
     turn_off(cluster)
     assert waited_for(cluster) == ("broker-1", "broker-2")
     report(cluster, "broker-2")
@@ -154,7 +161,9 @@ def test_a_member_reports_only_what_it_has_recorded() -> None:
 def test_other_changes_keep_the_broker_groups_that_the_home_waits_for() -> None:
     cluster = SpreadWorld()
     turn_off(cluster)
+    off = cluster.topic()
     turn_off(cluster)
+    assert cluster.topic() == off
     cluster.home.set_policy(PolicyChange(first_check_ms=1_000, period_ms=1_000, attempts=1))
     cluster.note_snapshot()
     assert waited_for(cluster) == ("broker-1",)
@@ -193,10 +202,12 @@ def test_a_fence_of_a_proxy_does_not_turn_it_on() -> None:
     report(cluster, "broker-1", "broker-2")
     with pytest.raises(KeyOwnerChanged):
         cluster.look_up("broker-1", "k", placement)
+    off = cluster.topic("broker-1")
     newer = replace(placement, version=cluster.topic().version + 1)
     with pytest.raises(KeyOwnerChanged):
         cluster.look_up("broker-1", "k", newer)
-    assert cluster.topic("broker-1").dedup is None
+    assert cluster.topic("broker-1") == off
+    assert off.dedup is None
     turn_on(cluster)
     cluster.deliver("broker-1")
     assert cluster.topic("broker-1").placement == cluster.topic().placement
@@ -220,6 +231,16 @@ def test_a_home_restored_from_a_backup_ends_it_at_its_members() -> None:
     assert (cluster.topic("broker-1").dedup, world.rows()) == (None, [])
     cluster.advance(LOOK_PERIOD_MS)
     assert list(world.engine.key_spreads.take_ended()) == [(off.id, off.placement.version)]
+
+
+def test_the_end_replaces_a_list_of_any_version() -> None:
+    """Otherwise the broker group would report the end of another list, and the home would wait."""
+    cluster = SpreadWorld()
+    placement = replace(cluster.topic().placement, version=99, before=("broker-1",))
+    cluster.look_up("broker-1", "k", placement)
+    turn_off(cluster)
+    report(cluster, "broker-1")
+    assert waited_for(cluster) == ()
 
 
 def test_the_frame_of_a_topic_names_the_broker_groups_that_the_home_waits_for() -> None:
