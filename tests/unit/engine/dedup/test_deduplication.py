@@ -320,6 +320,24 @@ def test_a_recovery_is_rejected_if_another_message_has_the_key(world: DedupWorld
         world.recover(HalfId(first.half_id))
 
 
+def test_a_recovered_message_takes_its_key_only_within_the_memory() -> None:
+    world = DedupWorld(dedup=DedupConfig(memory_bytes=64 << 10))
+    world.turn_on(window_ms=60_000)
+    world.set_policy(PolicyChange(first_check_ms=1_000, period_ms=1_000, attempts=1))
+    half_id = HalfId(world.store("half", key="k", is_half=True).half_id)
+    world.advance(1_000)
+    world.write_checks()
+    world.advance(1_000)
+    with pytest.raises(Overloaded):
+        store_new_keys(world, 2_000)
+    with pytest.raises(Overloaded, match="takes no new key"):
+        world.recover(half_id)
+    world.advance(60_000)
+    world.advance(2_000)
+    world.recover(half_id)
+    world.repeat("again", key="k")
+
+
 def test_a_committed_message_with_a_due_time_keeps_its_key_until_it_fires(
     world: DedupWorld,
 ) -> None:

@@ -205,7 +205,7 @@ class Deduplication:
     def take(self, topic: Topic, blob: bytes) -> DedupKey | None:
         """Return the key of a message that is recovered; None if it has none.
 
-        Raises Conflict if another message has the key.
+        Raises Conflict if another message has the key, and Overloaded without memory for the key.
         """
         if topic.dedup is None:
             return None
@@ -229,6 +229,9 @@ class Deduplication:
                 f" message if it is delayed, else free the key:"
                 f" tidemill dedup-key delete {topic.name} {key.decode()}"
             )
+        table = self.tables.tables[topic.id]
+        if table.find(hash_) is None:
+            self._check_memory(topic, topic.dedup, table)
         return DedupKey(hash_, fields.body_crc, self.tables.clock.now_ms, key[:KEY_BYTES_MAX])
 
     def look_up(
