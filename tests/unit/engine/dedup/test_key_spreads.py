@@ -10,12 +10,15 @@ import pytest
 from tests.support.worlds.dedup_world import WINDOW_MS, DedupWorld
 from tests.support.worlds.engine_world import TOPIC
 from tests.support.worlds.spread_world import HOME, SpreadWorld, moved_key
+from tidemill.broker.engine.configuration.key_spreads import MISSED_VERSIONS_MAX
 from tidemill.broker.engine.dedup.deduplication import KeyLookup
 from tidemill.broker.engine.dedup.old_keys import LOOK_PERIOD_MS
 from tidemill.broker.engine.layout.numbers import HalfId
 from tidemill.broker.engine.metadata.dedup_policy import DedupKeySource, DedupMode, KeyPlacement
+from tidemill.broker.engine.metadata.membership import BROKER_GROUPS_MAX
 from tidemill.broker.engine.metadata.transaction_policy import PolicyChange
 from tidemill.common.errors import (
+    BadRequest,
     Conflict,
     Forbidden,
     GroupDraining,
@@ -55,7 +58,7 @@ def test_a_spread_without_a_change_writes_nothing() -> None:
     assert cluster.topic() == before
     cluster.join("broker-2")
     placement = cluster.spread()
-    assert cluster.spread() == placement, "while it is open, the same list is no error"
+    assert cluster.spread() == placement, "an open spread accepts the same list"
 
 
 def test_a_dry_spread_returns_the_new_list_and_writes_nothing() -> None:
@@ -187,6 +190,29 @@ def test_a_lookup_with_an_older_list_is_rejected() -> None:
         cluster.look_up("broker-1", "any", older)
     with pytest.raises(KeyOwnerChanged, match="the home has list"):
         cluster.look_up(HOME, "any", replace(placement, version=placement.version + 1))
+
+
+def test_a_broker_group_accepts_no_wrong_list_from_a_proxy() -> None:
+    cluster, placement = spread_to_third()
+    topic = cluster.topic("broker-1")
+    far = replace(placement, version=topic.version + MISSED_VERSIONS_MAX + 1)
+    with pytest.raises(KeyOwnerChanged, match="only from the home"):
+        cluster.look_up("broker-1", "any", far)
+    near = replace(placement, version=topic.version + MISSED_VERSIONS_MAX)
+    many = tuple([f"b{n}" for n in range(BROKER_GROUPS_MAX + 1)])
+    for wrong in (
+        replace(near, groups=()),
+        replace(near, groups=many),
+        replace(near, before=()),
+        replace(near, before=many),
+    ):
+        with pytest.raises(BadRequest, match="a lookup has a list of 1 to"):
+            cluster.look_up("broker-1", "any", wrong)
+    assert cluster.topic("broker-1") == topic
+    assert cluster.look_up("broker-1", "any", near) == UNKNOWN
+    # The bound counts from the version of the topic, which a lookup does not change.
+    with pytest.raises(KeyOwnerChanged, match="only from the home"):
+        cluster.look_up("broker-1", "any", far)
 
 
 def test_a_new_owner_accepts_a_moved_key_only_with_the_proof_of_its_list() -> None:

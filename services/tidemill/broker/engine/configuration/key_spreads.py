@@ -15,6 +15,9 @@ from tidemill.broker.engine.metadata.dedup_policy import DEDUP_LEVEL, KeyPlaceme
 from tidemill.broker.engine.metadata.membership import BROKER_GROUPS_MAX
 from tidemill.common.errors import BadRequest, Conflict, KeyOwnerChanged, TopicNotFound
 
+# Changes of a topic that a broker group may miss before it accepts a list from a proxy. A wrong
+# version cannot reject the lists of the home for longer than that.
+MISSED_VERSIONS_MAX: Final = 1_000
 ENDED_A_REPLY: Final = 64  # spreads in one reply to the home, and that the home closes in a turn
 
 
@@ -134,7 +137,8 @@ class KeySpreads:
     def fence(self, topic: Topic, placement: KeyPlacement, now_ms: int) -> Topic:
         """Store a newer list of owners, which a proxy has from the home; return the topic.
 
-        Raises BadRequest, and KeyOwnerChanged at the home, which has the newest list.
+        Raises BadRequest. Raises KeyOwnerChanged at the home, which has the newest list, and at a
+        broker group that has missed very many changes of the topic.
         """
         known = topic.placement
         if topic.dedup is None or placement.version <= known.version:
@@ -144,8 +148,18 @@ class KeySpreads:
                 f"the home has list {known.version} of the owners of dedup keys of topic"
                 f" {topic.name}, and no list {placement.version}; send the message again"
             )
-        if max(len(placement.groups), len(placement.before)) > BROKER_GROUPS_MAX:
-            raise BadRequest(f"a list of owners has at most {BROKER_GROUPS_MAX} broker groups")
+        for groups in (placement.groups, placement.before):
+            if not 1 <= len(groups) <= BROKER_GROUPS_MAX:
+                raise BadRequest(
+                    f"a lookup has a list of 1 to {BROKER_GROUPS_MAX} owners of dedup keys, and as"
+                    f" many before it, not {len(groups)}"
+                )
+        if placement.version > topic.version + MISSED_VERSIONS_MAX:
+            raise KeyOwnerChanged(
+                f"broker group {self._catalog.broker_name} has version {topic.version} of topic"
+                f" {topic.name}, and accepts list {placement.version} of the owners of its dedup"
+                f" keys only from the home; send the message again"
+            )
         topic = replace(topic, placement=placement)
         self._record(topic, now_ms)
         return topic
