@@ -16,7 +16,7 @@ from tidemill.message.dedup_key import owner_of_key, read_fields
 from tidemill.proxy.cluster.linked_group import LinkedGroup
 from tidemill.proxy.link.commands import APPEND, LOOK_UP_KEY, Appended, LinkCommand
 from tidemill.proxy.server.call import Call
-from tidemill.proxy.server.keyed_sends import KeyedSends
+from tidemill.proxy.server.keyed_sends import LOOKUPS_MAX, KeyedSends
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 KEY = "k"
@@ -145,6 +145,43 @@ def test_a_message_that_replaces_a_pending_one_goes_to_the_old_owner() -> None:
         await sending.lookup()
         sending.answer(pb.KeyLookupReply(is_replaceable=True))
         assert await sending.append() == ("broker-1", 0)
+        sending.result.cancel()
+
+    run(scenario)
+
+
+def test_a_key_is_looked_up_again_if_its_pending_message_was_delivered_in_between() -> None:
+    async def scenario(world: LinkedCluster) -> None:
+        sending = Sending(world)
+        for _ in range(2):
+            await sending.lookup()
+            sending.answer(pb.KeyLookupReply(is_replaceable=True))
+            assert await sending.append() == ("broker-1", 0)
+            sending.fail()
+        await sending.lookup()
+        sending.answer(pb.KeyLookupReply())
+        assert await sending.append() == ("broker-2", 5)
+        sending.answer((3, 0, None))
+        assert (await sending.result)[0].name == "broker-2"
+
+    run(scenario)
+
+
+def test_a_key_is_not_looked_up_without_end() -> None:
+    async def scenario(world: LinkedCluster) -> None:
+        sending = Sending(world)
+        for _ in range(LOOKUPS_MAX):
+            await sending.lookup()
+            sending.answer(pb.KeyLookupReply(is_replaceable=True))
+            await sending.append()
+            sending.fail()
+        with pytest.raises(AssertionError, match="no request look_up_key"):
+            await sending.lookup()
+        # It waits for another list.
+        assert not sending.result.done()
+        world.key_placement.version += 1
+        world.send_all_configs()
+        await sending.lookup()
         sending.result.cancel()
 
     run(scenario)

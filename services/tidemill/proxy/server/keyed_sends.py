@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar, final
 
 from tidemill.common.errors import KeyOwnerChanged
 from tidemill.proxy.cluster.dedup_keys import find_stored_key
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tidemill.proxy.link.commands import Appended
     from tidemill.proxy.server.call import Call
 
+# Of one message with one list. Only in mode REPLACE there is a second one: a pending message was
+# delivered after the first lookup and before it was replaced.
+LOOKUPS_MAX: Final = 3
 T = TypeVar("T")
 
 
@@ -94,24 +97,33 @@ class KeyedSends:
     async def _store_once(
         self, topic: link_pb2.TopicConfig, target: SendTarget, message: KeyedRequest[T], end_ms: int
     ) -> tuple[LinkedGroup, T]:
+        """Store a message with the list of the topic. Raises KeyOwnerChanged."""
         owners, now_ms = self._cluster.key_owners, self._clock.monotonic_ms
         key_version = 0
-        if topic.placement.before and (stored := find_stored_key(message.blob, topic)) is not None:
-            old = owners.find_old(topic, target.broker, stored.key)
-            if old is not None:
-                lookup = link_pb2.KeyLookup(
-                    topic_id=old.topic_id,
-                    key=stored.key,
-                    body_crc=stored.body_crc,
-                    placement=topic.placement,
-                    is_message_id=stored.is_message_id,
-                )
+        stored = find_stored_key(message.blob, topic) if topic.placement.before else None
+        old = None if stored is None else owners.find_old(topic, target.broker, stored.key)
+        if stored is not None and old is not None:
+            key_version = topic.placement.version
+            lookup = link_pb2.KeyLookup(
+                topic_id=old.topic_id,
+                key=stored.key,
+                body_crc=stored.body_crc,
+                placement=topic.placement,
+                is_message_id=stored.is_message_id,
+            )
+            for attempt in range(LOOKUPS_MAX):
                 timeout_ms = max(end_ms - now_ms(), 0)
                 found = await old.broker.link.ask(LOOK_UP_KEY, lookup, timeout_ms=timeout_ms)
                 if found.HasField("repeat"):
                     return old.broker, message.repeated(found)
-                if found.is_replaceable:
-                    target = owners.move(topic, target, old.broker)
-                else:
-                    key_version = topic.placement.version
+                if not found.is_replaceable:
+                    break
+                replacing = owners.move(topic, target, old.broker)
+                try:
+                    timeout_ms = max(end_ms - now_ms(), 0)
+                    return old.broker, await message.put(replacing, 0, timeout_ms)
+                except KeyOwnerChanged:
+                    # The pending message was delivered in between, so its key is free.
+                    if attempt == LOOKUPS_MAX - 1:
+                        raise
         return target.broker, await message.put(target, key_version, max(end_ms - now_ms(), 0))
