@@ -23,6 +23,7 @@ class LinkedCluster:
         self.draining: set[str] = set()
         self.placements = [("broker-0", 2), ("broker-1", 2), ("broker-2", 2)]
         self.topic_type = pb.TOPIC_TYPE_MIXED
+        self.topic_version = 1
         self.dedup: pb.DedupPolicy | None = None
         self.key_placement = pb.KeyPlacement()
         self.serves_key_lookups = True
@@ -66,6 +67,7 @@ class LinkedCluster:
             id=home_id if n == 0 else 100 * n + home_id,
             home_id=0 if n == 0 else home_id,
             name="topic",
+            version=self.topic_version,
             type=self.topic_type,
             queues=2,
             placements=[pb.Placement(broker_group=g, queues=q) for g, q in self.placements],

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from tidemill.proxy.cluster.members import MemberLinks
     from tidemill.proxy.cluster.send_target import SendTarget
 
-# Of the home and then of each broker group: the deduplication and the list of owners that it has.
-KnownLists: TypeAlias = "Sequence[tuple[link_pb2.DedupPolicy, link_pb2.KeyPlacement]]"
+# Of the home and then of each broker group: the version of the topic and the list of owners that it
+# has. A lookup changes the list alone, and the home changes both.
+KnownLists: TypeAlias = "Sequence[tuple[int, link_pb2.KeyPlacement]]"
 
 
 class OldOwner(NamedTuple):
@@ -110,21 +111,21 @@ class KeyOwners:
         return broker
 
     def known_lists(self, name: str) -> KnownLists:
-        """Return the settings of a topic as the home and each broker group have them now."""
+        """Return the lists of a topic as the home and each broker group have them now."""
         known = self._known.get(name)
         if known is None:
             topic = self._members.home.link.configuration.topics.get(name)
             if topic is None:
                 return []
             owns = [broker.find_topic(topic) for broker in self._members.brokers]
-            known = [(one.dedup, one.placement) for one in (topic, *owns) if one is not None]
+            known = [(one.version, one.placement) for one in (topic, *owns) if one is not None]
             self._known[name] = known
         return known
 
     async def wait_for_change(
         self, name: str, known: KnownLists, error: KeyOwnerChanged, timeout_ms: int
     ) -> None:
-        """Wait until the deduplication or a list of a topic differs from the known ones.
+        """Wait until the version or a list of a topic differs from the known ones.
 
         Raises `error`, which the sender got, if none changes in time.
         """
