@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Iterator
 
 import httpx
@@ -100,6 +101,21 @@ def test_a_pause_is_in_the_audit_log_with_its_end(running: Standalone) -> None:
     [record] = running.get("audit?resource=Group:audited&action=update")["records"]
     assert record["after"]["pauseReason"] == "why"
     assert record["after"]["pausedUntilMs"] > record["atMs"]
+
+
+def test_the_diagnosis_names_the_pause_and_its_command_ends_it(running: Standalone) -> None:
+    running.put("groups/diagnosed")
+    tidemill(running, "group", "pause", "diagnosed", "--reason", "repairs")
+    first = running.get("groups/diagnosed/diagnosis")["findings"][0]
+    assert first["code"] == "PAUSED"
+    assert "repairs" in first["text"]
+    shown = tidemill(running, "group", "show", "diagnosed")
+    assert f"PAUSED: {first['text']}" in shown.stdout
+    assert shlex.split(first["command"])[0] == "tidemill"
+    assert tidemill(running, *shlex.split(first["command"])[1:]).returncode == 0
+    codes = [each["code"] for each in running.get("groups/diagnosed/diagnosis")["findings"]]
+    assert "PAUSED" not in codes
+    assert tidemill(running, "group", "diagnose", "diagnosed").returncode == 0
 
 
 def test_a_dry_run_pauses_nothing(running: Standalone) -> None:

@@ -272,6 +272,35 @@ def show_group(context: typer.Context, name: Name) -> None:
     rows += [("conflict", conflict_text(each)) for each in group.get("conflicts") or ()]
     show(context, group, ("GROUP", name), rows)
     warn_unreachable(group)
+    if options_of(context).output is not OutputFormat.JSON:
+        _print_findings(call(context, "GET", f"/groups/{segment(name)}/diagnosis"))
+
+
+def _print_findings(diagnosis: Json) -> None:
+    """Print why a group is behind; nothing if no cause is known."""
+    for each in diagnosis["findings"]:
+        typer.echo(f"{each['code']}: {each['text']}\n    {each['command']}")
+    if "unknown" in diagnosis:
+        warn(f"causes may be missing: {diagnosis['unknown']}")
+
+
+@app.command("diagnose")
+def diagnose_group(context: typer.Context, name: Name) -> None:
+    """Explain why a consumer group is behind, with a command for each cause.
+
+    It looks for pauses, missing, silent and slow consumers, locked queues, failures, different
+    filters, and messages that retention will remove soon. The rates are those of the last seconds.
+
+    Example: tidemill group diagnose billing
+    """
+    found = call(context, "GET", f"/groups/{segment(name)}/diagnosis")
+    if options_of(context).output is OutputFormat.JSON:
+        say(context, found, "")
+        return
+    if not found["findings"]:
+        typer.echo(f"group {name}: no cause of a backlog is known")
+    _print_findings(found)
+    warn_unreachable(found)
 
 
 @app.command("scale-hint")

@@ -90,6 +90,7 @@ ROWS: Final[Mapping[str, RightsRow]] = {
     "GET /groups": FILTERED,
     "GET /groups/{group}": _needs("Get Group:{group}"),
     "GET /groups/{group}/progress": _needs("Get Group:{group}"),
+    "GET /groups/{group}/diagnosis": _needs("Get Group:{group}"),
     "GET /groups/{group}/scaling": _needs("Get Group:{group}"),
     "GET /groups/{group}/deliveries": _needs("Get Group:{group}"),
     "PUT /groups/{group}": _needs("Create|Update Group:{group}"),

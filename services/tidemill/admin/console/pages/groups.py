@@ -64,9 +64,11 @@ async def load_group(call: PageCall) -> Values:
     group = await call.api.get(f"/groups/{name}")
     progress = await call.api.get(f"/groups/{name}/progress")
     clients = await call.api.get("/clients", group=name, pageSize=CONSUMERS_MAX)
+    diagnosis = await call.api.get(f"/groups/{name}/diagnosis")
     lacking = [each.get("unreachable", []) for each in (group, progress, clients)]
     return {
         "group": group,
+        "findings": diagnosis["findings"],
         "total": progress["total"],
         "topics": progress["topics"],
         "locks": progress["locks"],

@@ -231,7 +231,11 @@ class TopicAdmin:
 
         def get(engine: Engine, _turn: Turn) -> pb.TopicStatus:
             topic = find_topic(engine, request.name)
-            status = pb.TopicStatus(topic=config_frames.topic_config(topic))
+            own_ms = topic.retention.ms
+            status = pb.TopicStatus(
+                topic=config_frames.topic_config(topic),
+                retention_ms=engine.config.retention_ms if own_ms is None else own_ms,
+            )
             for queue in engine.inspection.queue_status(topic):
                 rendered = config_frames.queue_status(queue)
                 sealed = engine.retention.gate.sealed_offset(topic.id, queue.queue_id)

@@ -1,0 +1,245 @@
+"""Why a consumer group is behind: findings from its settings, numbers, locks and consumers.
+
+A finding needs known numbers. A number that is unknown gives no finding, and `unknown` of the
+numbers says why.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from tidemill.admin.activity.numbers import GroupState
+from tidemill.admin.json.activity import GroupNumbersView
+from tidemill.admin.json.conflicts import ConflictView
+from tidemill.admin.json.consumer_groups import GroupPauseView
+from tidemill.admin.json.deliveries import QueueLockView
+from tidemill.common.times import duration_text, span, utc
+
+SILENT_MS: Final = 10_000  # of a consumer that holds messages
+FAILING_SHARE: Final = 0.1  # of deliveries that are repeated
+RETENTION_SHARE: Final = 0.8  # of the retention that the oldest message has used
+SILENT_HOLDERS_MAX: Final = 3  # findings
+
+
+class Code(StrEnum):
+    """A cause, in the order in which an operator should look at them."""
+
+    PAUSED = "PAUSED"
+    NO_CONSUMERS = "NO_CONSUMERS"
+    NEVER_POLLED = "NEVER_POLLED"
+    LOCKED_QUEUE = "LOCKED_QUEUE"
+    HOLDER_SILENT = "HOLDER_SILENT"
+    FAILING = "FAILING"
+    CONSUMERS_SLOW = "CONSUMERS_SLOW"
+    SUBSCRIPTIONS_DIFFER = "SUBSCRIPTIONS_DIFFER"
+    ORDER_LOST = "ORDER_LOST"
+    RETENTION_NEAR = "RETENTION_NEAR"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A consumer without a call for some time."""
+
+    client_id: str
+    silent_ms: int
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFacts:
+    """What is known of a consumer group."""
+
+    name: str
+    now_ms: int
+    pause: GroupPauseView | None
+    numbers: GroupNumbersView
+    locks: Sequence[QueueLockView]  # those with the most messages behind them first
+    silent: Sequence[Holder]
+    conflicts: Sequence[ConflictView]
+    # By topic: the store time of the oldest unacked message, and the retention in effect.
+    oldest_at_ms: Mapping[str, int]
+    retention_ms: Mapping[str, int]  # negative: for ever
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A cause with its numbers, and a command that helps."""
+
+    code: Code
+    text: str
+    numbers: Mapping[str, float]
+    command: str
+
+
+def find_findings(facts: GroupFacts) -> list[Finding]:
+    """Return the causes, in the order of their codes; an empty list if none is known."""
+    found = [
+        *_pause(facts),
+        *_consumers(facts),
+        *_locks(facts),
+        *_silent(facts),
+        *_failing(facts),
+        *_slow(facts),
+        *_conflicts(facts),
+        *_retention(facts),
+    ]
+    order = list(Code)
+    return sorted(found, key=lambda each: order.index(each.code))
+
+
+def _command(verb: str, *arguments: str) -> str:
+    """Return a command of the command line; names of clients may have any characters."""
+    return f"tidemill {verb} {shlex.join(arguments)}"
+
+
+def _pause(facts: GroupFacts) -> Iterator[Finding]:
+    pause = facts.pause
+    if pause is not None:
+        reason = f": {pause.reason}" if pause.reason else ""
+        yield Finding(
+            code=Code.PAUSED,
+            text=f"paused until {utc(pause.until_ms)} by {pause.by}{reason}",
+            numbers={"untilMs": pause.until_ms},
+            command=_command("group resume", facts.name),
+        )
+
+
+def _consumers(facts: GroupFacts) -> Iterator[Finding]:
+    numbers = facts.numbers
+    if numbers.state is GroupState.NEVER_POLLED:
+        yield Finding(
+            code=Code.NEVER_POLLED,
+            text="no consumer of the group has ever polled a topic, so no message counts for it",
+            numbers={},
+            command=_command("client list", "--group", facts.name),
+        )
+    elif numbers.consumers == 0:
+        waiting = "" if numbers.lag is None else f", and {numbers.lag} messages wait"
+        yield Finding(
+            code=Code.NO_CONSUMERS,
+            text=f"no consumer is connected{waiting}",
+            numbers={"consumers": 0},
+            command=_command("client list", "--group", facts.name),
+        )
+
+
+def _locks(facts: GroupFacts) -> Iterator[Finding]:
+    blocking = [lock for lock in facts.locks if lock.waiting]
+    if not blocking:
+        return
+    first = blocking[0]
+    held = facts.now_ms - first.since_ms
+    holder = f" by {first.client_id}" if first.client_id else ""
+    others = f", and {len(blocking) - 1} more queues are locked" if len(blocking) > 1 else ""
+    yield Finding(
+        code=Code.LOCKED_QUEUE,
+        text=f"queue {first.queue} of {first.topic} at {first.broker} is locked for"
+        f" {span(max(held, 0))}{holder}: {first.waiting} messages wait behind"
+        f" {first.messages}{others}",
+        numbers={
+            "locked": len(blocking),
+            "waiting": sum(lock.waiting for lock in blocking),
+            "longestMs": max(facts.now_ms - lock.since_ms for lock in blocking),
+        },
+        command=_command(
+            "group release",
+            facts.name,
+            *("--topic", first.topic, "--queue", str(first.queue), "--broker", first.broker),
+        ),
+    )
+
+
+def _silent(facts: GroupFacts) -> Iterator[Finding]:
+    holding = [one for one in facts.silent if one.in_flight and one.silent_ms > SILENT_MS]
+    for one in sorted(holding, key=lambda each: -each.in_flight)[:SILENT_HOLDERS_MAX]:
+        yield Finding(
+            code=Code.HOLDER_SILENT,
+            text=f"consumer {one.client_id} holds {one.in_flight} messages and has made no call for"
+            f" {span(one.silent_ms)}",
+            numbers={"inFlight": one.in_flight, "silentMs": one.silent_ms},
+            command=_command("delivery release", facts.name, "--client", one.client_id),
+        )
+
+
+def _failing(facts: GroupFacts) -> Iterator[Finding]:
+    repeated, out = facts.numbers.retry_per_second, facts.numbers.out_per_second
+    if repeated is not None and out and repeated > FAILING_SHARE * out:
+        yield Finding(
+            code=Code.FAILING,
+            text=f"{repeated / out:.0%} of the deliveries are repeated: consumers fail, or take"
+            " longer than the invisible duration",
+            numbers={"retryPerSecond": repeated, "outPerSecond": out},
+            command=_command("delivery list", facts.name),
+        )
+
+
+def _slow(facts: GroupFacts) -> Iterator[Finding]:
+    numbers = facts.numbers
+    in_rate, ack_rate = numbers.in_per_second, numbers.ack_per_second
+    if not numbers.lag or not numbers.consumers or not in_rate or ack_rate is None:
+        return
+    if in_rate <= ack_rate:
+        return
+    given: dict[str, float] = {
+        "inPerSecond": in_rate,
+        "ackPerSecond": ack_rate,
+        "consumers": numbers.consumers,
+    }
+    text = f"{in_rate:.1f} messages arrive per second, and {numbers.consumers} consumers ack"
+    if not ack_rate:
+        yield Finding(
+            code=Code.CONSUMERS_SLOW,
+            text=f"{text} none",
+            numbers=given,
+            command=_command("delivery list", facts.name),
+        )
+        return
+    given["neededConsumers"] = needed = math.ceil(numbers.consumers * in_rate / ack_rate)
+    if numbers.in_flight:
+        # Little's law: the mean time from a delivery to its ack.
+        given["meanWorkMs"] = round(numbers.in_flight / ack_rate * 1_000)
+    yield Finding(
+        code=Code.CONSUMERS_SLOW,
+        text=f"{text} {ack_rate:.1f}; at this speed {needed} consumers are needed",
+        numbers=given,
+        command=_command("group scale-hint", facts.name),
+    )
+
+
+def _conflicts(facts: GroupFacts) -> Iterator[Finding]:
+    for one in facts.conflicts:
+        if one.kind == "filter":
+            yield Finding(
+                code=Code.SUBSCRIPTIONS_DIFFER,
+                text=f"consumers use {len(one.filters or ())} different filters on {one.topic}, so"
+                " messages that only one of them wants can be lost",
+                numbers={"filters": len(one.filters or ())},
+                command=_command("group show", facts.name),
+            )
+        else:
+            yield Finding(
+                code=Code.ORDER_LOST,
+                text=f"topic {one.topic} is FIFO, and the group is CONCURRENT: messages come out of"
+                " order",
+                numbers={},
+                command=_command("group show", facts.name),
+            )
+
+
+def _retention(facts: GroupFacts) -> Iterator[Finding]:
+    for topic, oldest_at_ms in sorted(facts.oldest_at_ms.items()):
+        kept_ms, age_ms = facts.retention_ms.get(topic, -1), facts.now_ms - oldest_at_ms
+        if 0 < kept_ms * RETENTION_SHARE < age_ms:
+            left_ms = max(kept_ms - age_ms, 0)
+            yield Finding(
+                code=Code.RETENTION_NEAR,
+                text=f"the oldest message of {topic} is {span(age_ms)} old, and retention"
+                f" removes it in {span(left_ms)}",
+                numbers={"ageMs": age_ms, "retentionMs": kept_ms},
+                command=_command("topic set", topic, "--retention", duration_text(2 * kept_ms)),
+            )

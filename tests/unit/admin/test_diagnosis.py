@@ -1,0 +1,175 @@
+"""The causes of a backlog, each from the facts that show it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tidemill.admin.activity.diagnosis import Code, Finding, GroupFacts, Holder, find_findings
+from tidemill.admin.activity.numbers import GroupState
+from tidemill.admin.json.activity import GroupNumbersView
+from tidemill.admin.json.conflicts import ConflictView, PolledFilterView
+from tidemill.admin.json.consumer_groups import GroupPauseView
+from tidemill.admin.json.deliveries import QueueLockView
+
+NOW_MS = 1_800_000_000_000
+GOOD = GroupNumbersView(
+    state=GroupState.ACTIVE,
+    lag=10,
+    in_flight=4,
+    consumers=2,
+    in_per_second=10.0,
+    out_per_second=12.0,
+    ack_per_second=12.0,
+    retry_per_second=0.0,
+)
+FACTS = GroupFacts(
+    name="billing",
+    now_ms=NOW_MS,
+    pause=None,
+    numbers=GOOD,
+    locks=(),
+    silent=(),
+    conflicts=(),
+    oldest_at_ms={},
+    retention_ms={},
+)
+
+
+def numbers(**changed: Any) -> GroupFacts:
+    return replace(FACTS, numbers=GOOD.model_copy(update=changed))
+
+
+def lock(queue: int, waiting: int, since_ms: int = NOW_MS - 30_000) -> QueueLockView:
+    return QueueLockView(
+        topic="orders",
+        broker="broker-1",
+        queue=queue,
+        messages=2,
+        offset=5,
+        client_id="worker-7",
+        since_ms=since_ms,
+        until_ms=NOW_MS + 1_000,
+        waiting=waiting,
+    )
+
+
+def only(facts: GroupFacts) -> Finding:
+    [found] = find_findings(facts)
+    return found
+
+
+def test_a_group_that_keeps_up_has_no_finding() -> None:
+    assert find_findings(FACTS) == []
+
+
+def test_unknown_numbers_give_no_finding() -> None:
+    assert find_findings(replace(FACTS, numbers=GroupNumbersView(unknown="no sample yet"))) == []
+
+
+def test_a_pause_is_named_with_its_author_and_reason() -> None:
+    pause = GroupPauseView(until_ms=NOW_MS + 1_000, by="ops", reason="repairs")
+    found = only(replace(FACTS, pause=pause))
+    assert found.code is Code.PAUSED
+    assert "by ops: repairs" in found.text
+    assert found.command == "tidemill group resume billing"
+
+
+def test_a_group_without_consumers_or_polls() -> None:
+    assert only(numbers(consumers=0)).text == "no consumer is connected, and 10 messages wait"
+    never = numbers(state=GroupState.NEVER_POLLED, lag=None, consumers=0)
+    assert only(never).code is Code.NEVER_POLLED
+
+
+def test_the_lock_with_most_messages_behind_it_is_named() -> None:
+    found = only(replace(FACTS, locks=[lock(3, 20), lock(1, 5), lock(2, 0)]))
+    assert found.code is Code.LOCKED_QUEUE
+    assert "queue 3 of orders at broker-1 is locked for 30 s by worker-7" in found.text
+    assert found.text.endswith("20 messages wait behind 2, and 1 more queues are locked")
+    assert found.numbers == {"locked": 2, "waiting": 25, "longestMs": 30_000}
+
+
+def test_a_lock_without_messages_behind_it_is_no_cause() -> None:
+    assert find_findings(replace(FACTS, locks=[lock(3, 0)])) == []
+
+
+def test_silent_consumers_count_if_they_hold_messages() -> None:
+    silent = [
+        Holder(client_id="few", silent_ms=20_000, in_flight=1),
+        Holder(client_id="many", silent_ms=20_000, in_flight=9),
+        Holder(client_id="none", silent_ms=90_000, in_flight=0),
+        Holder(client_id="quick", silent_ms=10_000, in_flight=9),
+    ]
+    found = find_findings(replace(FACTS, silent=silent))
+    assert [each.numbers["inFlight"] for each in found] == [9, 1]
+    assert found[0].command == "tidemill delivery release billing --client many"
+
+
+def test_a_command_quotes_names_of_clients() -> None:
+    silent = [Holder(client_id="a; rm -rf /", silent_ms=20_000, in_flight=1)]
+    found = only(replace(FACTS, silent=silent))
+    assert found.command == "tidemill delivery release billing --client 'a; rm -rf /'"
+
+
+@pytest.mark.parametrize(("repeated", "is_failing"), [(1.2, False), (1.3, True)])
+def test_more_than_a_tenth_of_repeated_deliveries_is_a_failure(
+    repeated: float, *, is_failing: bool
+) -> None:
+    codes = [each.code for each in find_findings(numbers(retry_per_second=repeated))]
+    assert codes == ([Code.FAILING] if is_failing else [])
+
+
+def test_slow_consumers_have_the_number_that_is_needed() -> None:
+    found = only(numbers(in_per_second=310.0, ack_per_second=2.0, in_flight=4))
+    assert found.code is Code.CONSUMERS_SLOW
+    assert found.numbers["neededConsumers"] == 310
+    assert found.numbers["meanWorkMs"] == 2_000
+
+
+def test_consumers_that_ack_nothing_have_no_needed_number() -> None:
+    found = only(numbers(ack_per_second=0.0))
+    assert found.text.endswith("2 consumers ack none")
+    assert "neededConsumers" not in found.numbers
+
+
+@pytest.mark.parametrize("changed", [{"lag": 0}, {"in_per_second": None}, {"ack_per_second": None}])
+def test_consumers_are_not_slow_without_a_backlog_or_rates(changed: dict[str, Any]) -> None:
+    facts = numbers(**{"in_per_second": 310.0, "ack_per_second": 2.0, **changed})
+    assert find_findings(facts) == []
+
+
+def test_conflicts_are_causes() -> None:
+    used = PolledFilterView(expression="a", client_id="c", polled_ms=1)
+    differ = ConflictView(kind="filter", topic="orders", group="billing", filters=[used, used])
+    lost = ConflictView(kind="order", topic="orders", group="billing")
+    found = find_findings(replace(FACTS, conflicts=[lost, differ]))
+    assert [each.code for each in found] == [Code.SUBSCRIPTIONS_DIFFER, Code.ORDER_LOST]
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "kept_ms", "is_near"), [(800, 1_000, False), (801, 1_000, True), (10**12, -1, False)]
+)
+def test_messages_near_their_retention_are_a_cause(
+    age_ms: int, kept_ms: int, *, is_near: bool
+) -> None:
+    facts = replace(FACTS, oldest_at_ms={"t": NOW_MS - age_ms}, retention_ms={"t": kept_ms})
+    assert [each.code for each in find_findings(facts)] == [Code.RETENTION_NEAR] * is_near
+
+
+def test_the_retention_of_an_unknown_topic_is_no_cause() -> None:
+    assert find_findings(replace(FACTS, oldest_at_ms={"t": 0})) == []
+
+
+def test_causes_come_in_the_order_of_their_codes() -> None:
+    facts = replace(
+        numbers(consumers=0, retry_per_second=9.0),
+        pause=GroupPauseView(until_ms=NOW_MS + 1, by="ops"),
+        locks=[lock(1, 1)],
+        oldest_at_ms={"t": 0},
+        retention_ms={"t": 1_000},
+    )
+    codes = [each.code for each in find_findings(facts)]
+    assert codes == sorted(codes, key=list(Code).index)
+    assert len(codes) == 5
