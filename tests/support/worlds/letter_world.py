@@ -54,7 +54,7 @@ class LetterWorld(World):
         count = LetterCount(engine.letter_inspection, found, letter_filter, as_of_ms=self.now_ms)
         while count.step():
             pass
-        details = {"filter": letter_filter._asdict(), "by": "ops", "key": ""}
+        details = {"filter": letter_filter._asdict(), "by": "ops", "user": "", "key": ""}
         entry = OperationBegun(
             kind,
             found.id,

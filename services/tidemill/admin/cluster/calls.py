@@ -113,6 +113,11 @@ SUMMARIZE_DEAD_LETTERS = _read(lambda stubs: stubs.admin.SummarizeDeadLetters)
 GET_DEAD_LETTER = _read(lambda stubs: stubs.admin.GetDeadLetter)
 SETTLE_DEAD_LETTERS = _change(lambda stubs: stubs.admin.SettleDeadLetters)
 
+# Operations.
+BEGIN_OPERATION = _change(lambda stubs: stubs.admin.BeginOperation)
+LIST_OPERATIONS = _read(lambda stubs: stubs.admin.ListOperations)
+CANCEL_OPERATION = _change(lambda stubs: stubs.admin.CancelOperation)
+
 # Users, roles and the security mode.
 LIST_SECURITY = _read(lambda stubs: stubs.admin.ListSecurity)
 CHANGE_SECURITY = _change(lambda stubs: stubs.admin.ChangeSecurity)

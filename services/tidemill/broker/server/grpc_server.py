@@ -18,6 +18,7 @@ from tidemill.broker.server.admin.dead_letters import DeadLetterAdmin
 from tidemill.broker.server.admin.dedup_keys import DedupAdmin
 from tidemill.broker.server.admin.deliveries import DeliveryAdmin
 from tidemill.broker.server.admin.messages import MessageAdmin
+from tidemill.broker.server.admin.operations import OperationAdmin
 from tidemill.broker.server.admin.relay import Relay
 from tidemill.broker.server.admin.security import SecurityAdmin
 from tidemill.broker.server.admin.storage import StorageAdmin
@@ -182,6 +183,7 @@ async def broker_server(
             TransactionAdmin(rounds, producers),
             DedupAdmin(rounds),
             DeadLetterAdmin(rounds),
+            OperationAdmin(rounds),
             deliveries,
             broker_groups,
             SecurityAdmin(rounds),

@@ -133,13 +133,13 @@ class LetterCount:
             blob = b"" if found.record is None else found.record.tail
             self.count += 1
             size += len(blob)
+            self.size_bytes += len(blob)
             if len(self.sample) < SAMPLE_MAX:
                 self.sample.append(self._inspection.describe(found))
             if blob and len(self.pairs) < PAIRS_MAX:
                 self.pairs.add((found.cause.root_topic_id, stored_message.tag_of(blob)))
             if size >= BYTES_A_STEP:
                 break
-        self.size_bytes += size
         return True
 
 

@@ -11,7 +11,6 @@ from tidemill.broker.engine.dead_letter.inspection import (
     NO_END,
     LetterQuery,
     LetterSearch,
-    LetterStatus,
     LetterSummary,
 )
 from tidemill.broker.engine.dead_letter.letters import FoundLetter, LetterOutcome, replaced
@@ -22,6 +21,7 @@ from tidemill.broker.server.admin.lookup import find_group
 from tidemill.broker.server.round.replay_warnings import ReplayWarnings
 from tidemill.broker.server.round.rpc import read_in_round, rpc_error, slices_in_round
 from tidemill.broker.server.wire.audit_facts import change_of
+from tidemill.broker.server.wire.dead_letters import letter_of
 from tidemill.common.errors import BadRequest, ServiceError
 from tidemill.message import stored_message
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -48,7 +48,6 @@ _STATES: Final = {
     pb.DEAD_LETTER_STATE_REPLAYED: DeadLetterState.REPLAYED,
     pb.DEAD_LETTER_STATE_DISCARDED: DeadLetterState.DISCARDED,
 }
-_SHOWN_STATES: Final = {state: number for number, state in _STATES.items() if state is not None}
 _REPLAY, _DISCARD = pb.DEAD_LETTER_ACTION_REPLAY, pb.DEAD_LETTER_ACTION_DISCARD
 # The outcome that changes a dead letter.
 _EFFECTS: Final = {_REPLAY: LetterOutcome.REPLAYED, _DISCARD: LetterOutcome.DISCARDED}
@@ -83,7 +82,7 @@ class DeadLetterAdmin:
         search = await read_in_round(self._rounds, begin)
         await self._run(search.step)
         return pb.ListDeadLettersReply(
-            letters=[_letter(status) for status in search.found],
+            letters=[letter_of(status) for status in search.found],
             has_more=search.has_more,
             next_log_offset=search.before if search.has_more else 0,
         )
@@ -125,7 +124,7 @@ class DeadLetterAdmin:
         def read(engine: Engine, _turn: Turn) -> pb.GetDeadLetterReply:
             group = find_group(engine, request.group)
             status, blob = engine.letter_inspection.status(group, request.offset)
-            return pb.GetDeadLetterReply(letter=_letter(status), blob=blob)
+            return pb.GetDeadLetterReply(letter=letter_of(status), blob=blob)
 
         return await read_in_round(self._rounds, read)
 
@@ -230,24 +229,3 @@ class _Settlement:
         blob = request.blob or (b"" if planned.record is None else planned.record.tail)
         warnings.note(group, planned.cause.root_topic_id, stored_message.tag_of(blob))
         return LetterOutcome.REPLAYED
-
-
-def _letter(status: LetterStatus) -> pb.DeadLetter:
-    return pb.DeadLetter(
-        group=status.group,
-        offset=status.offset,
-        log_offset=status.log_offset,
-        origin_topic=status.origin_topic,
-        is_topic_deleted=status.is_topic_deleted,
-        reason=status.reason,
-        attempts=status.attempts,
-        replays=status.replays,
-        first_popped_at_ms=status.first_popped_at_ms,
-        dead_at_ms=status.dead_at_ms,
-        state=_SHOWN_STATES[status.state],
-        settled_at_ms=status.settled_at_ms,
-        settled_by=status.settled_by,
-        operation_id=status.operation_id,
-        body_size=status.body_size,
-        head=status.head,
-    )

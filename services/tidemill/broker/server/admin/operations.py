@@ -1,0 +1,213 @@
+"""BrokerAdmin's calls about operations: begin, list and cancel bulk changes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from tidemill.broker.engine.dead_letter.bulk import LetterCount, LetterFilter
+from tidemill.broker.engine.layout.numbers import GroupId, TopicId
+from tidemill.broker.engine.layout.operation import (
+    Operation,
+    OperationBegun,
+    OperationKind,
+    OperationState,
+)
+from tidemill.broker.server.admin.lookup import find_group
+from tidemill.broker.server.round.replay_warnings import ReplayWarnings
+from tidemill.broker.server.round.rpc import in_round, read_in_round, rpc_error
+from tidemill.broker.server.wire.audit_facts import audited
+from tidemill.broker.server.wire.dead_letters import letter_of
+from tidemill.common.errors import BadRequest, Conflict, IdempotencyMismatch
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.server.round.rounds import Rounds
+    from tidemill.broker.server.round.turn import Turn
+
+log = structlog.get_logger()
+
+RATE_MAX: Final = 10_000  # items per second
+_KINDS: Final = {
+    pb.DEAD_LETTER_ACTION_REPLAY: OperationKind.REPLAY,
+    pb.DEAD_LETTER_ACTION_DISCARD: OperationKind.DISCARD,
+}
+_ACTIONS: Final = {kind: action for action, kind in _KINDS.items()}
+
+
+class OperationAdmin:
+    """Begins, lists and cancels the operations of a broker group."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+
+    async def BeginOperation(self, request: pb.BeginOperationRequest) -> pb.BeginOperationReply:
+        """Count what matches; each slice of it takes a round. Then begin an operation."""
+        if request.action not in _KINDS:
+            raise rpc_error(BadRequest(f"unknown action {request.action} on dead letters"))
+        if not request.dry_run and not 1 <= request.rate_per_s <= RATE_MAX:
+            raise rpc_error(BadRequest(f"a rate is 1 to {RATE_MAX} items per second"))
+        known = await read_in_round(
+            self._rounds, lambda engine, turn: _known(engine, turn, request)
+        )
+        if known is not None:
+            return pb.BeginOperationReply(
+                count=known.total, as_of_ms=known.as_of_ms, operation=self._rendered(known)
+            )
+        as_of_ms, count = await read_in_round(
+            self._rounds, lambda engine, turn: _begin_count(engine, turn, request)
+        )
+        while await read_in_round(self._rounds, lambda _engine, _turn: count.step()):
+            pass
+        reply = pb.BeginOperationReply(
+            count=count.count,
+            size_bytes=count.size_bytes,
+            as_of_ms=as_of_ms,
+            sample=[letter_of(status) for status in count.sample],
+        )
+        if request.dry_run:
+            reply.warnings.extend(
+                await read_in_round(
+                    self._rounds, lambda engine, turn: _warnings(engine, turn, request, count)
+                )
+            )
+            return reply
+        if count.count > request.max_count:
+            raise rpc_error(
+                Conflict(
+                    f"{count.count} dead letters match, more than the {request.max_count} of"
+                    f" maxCount; look at them again with a dry run"
+                )
+            )
+        if count.count:
+            begun = await in_round(
+                self._rounds, lambda engine, turn: _begin(engine, turn, request, count, as_of_ms)
+            )
+            reply.operation.CopyFrom(self._rendered(begun))
+            log.info(
+                "operation begun",
+                operation=begun.id,
+                kind=OperationKind(begun.kind).name,
+                group=request.group,
+                count=begun.total,
+                by=request.requested_by,
+            )
+        return reply
+
+    async def ListOperations(self, _request: pb.ListOperationsRequest) -> pb.OperationList:
+        """Return the operations, the newest first."""
+        known = await read_in_round(
+            self._rounds, lambda engine, turn: engine.catalog.operations.known(turn.now_ms)
+        )
+        return pb.OperationList(operations=[self._rendered(one) for one in reversed(known)])
+
+    async def CancelOperation(self, request: pb.CancelOperationRequest) -> pb.Operation:
+        """End an operation. One that has ended stays as it is."""
+
+        def cancel(engine: Engine, turn: Turn) -> pb.Operation:
+            found = engine.operations.find(request.id)
+            if not request.dry_run:
+                before = {"state": OperationState(found.state).name, "done": found.done}
+                after = {**before, "state": OperationState.CANCELLED.name}
+                with audited(engine, request, before=before, after=after):
+                    engine.operations.cancel(request.id, turn.now_ms)
+            return self._rendered(found)
+
+        reply = await in_round(self._rounds, cancel)
+        if not request.dry_run:
+            log.info("operation cancelled", operation=request.id, by=request.requested_by)
+        return reply
+
+    def _rendered(self, operation: Operation) -> pb.Operation:
+        details = json.loads(operation.details)
+        return pb.Operation(
+            id=operation.id,
+            action=_ACTIONS[OperationKind(operation.kind)],
+            group=self._rounds.engine.catalog.group_name(GroupId(operation.subject_id)),
+            state=pb.OperationState.ValueType(operation.state),
+            requested_by=details["by"],
+            user=details["user"],
+            created_at_ms=operation.begun_at_ms,
+            ended_at_ms=operation.ended_at_ms,
+            total=operation.total,
+            done=operation.done,
+            rate_per_s=operation.rate_per_s,
+            error=operation.error,
+            key=details["key"],
+        )
+
+
+def _filter(request: pb.BeginOperationRequest) -> LetterFilter:
+    wanted = request.filter
+    return LetterFilter(wanted.topic, wanted.reason, wanted.tag, wanted.from_ms, wanted.to_ms)
+
+
+def _known(engine: Engine, turn: Turn, request: pb.BeginOperationRequest) -> Operation | None:
+    """Return the operation with the key of a request. Raises IdempotencyMismatch."""
+    if not request.key or request.dry_run:
+        return None
+    known = engine.catalog.operations.find_by_key(request.key, turn.now_ms)
+    if known is not None and json.loads(known.details)["request"] != request.request_hash:
+        raise IdempotencyMismatch(
+            f"operation {known.id} has this Idempotency-Key, and another request began it"
+        )
+    return known
+
+
+def _begin_count(
+    engine: Engine, turn: Turn, request: pb.BeginOperationRequest
+) -> tuple[int, LetterCount]:
+    group = find_group(engine, request.group)
+    engine.dead_letters.check_level()
+    as_of_ms = min(request.as_of_ms or turn.now_ms, turn.now_ms)
+    inspection = engine.letter_inspection
+    return as_of_ms, LetterCount(inspection, group, _filter(request), as_of_ms=as_of_ms)
+
+
+def _warnings(
+    engine: Engine, turn: Turn, request: pb.BeginOperationRequest, count: LetterCount
+) -> list[str]:
+    group, warnings = find_group(engine, request.group), ReplayWarnings(engine, turn)
+    if request.action == pb.DEAD_LETTER_ACTION_REPLAY:
+        for topic_id, tag in sorted(count.pairs):
+            if engine.catalog.is_alive(TopicId(topic_id)):
+                warnings.note(group, TopicId(topic_id), tag)
+    return warnings.texts()
+
+
+def _begin(
+    engine: Engine, turn: Turn, request: pb.BeginOperationRequest, count: LetterCount, as_of_ms: int
+) -> Operation:
+    known = _known(engine, turn, request)
+    if known is not None:
+        return known  # A concurrent call has begun it.
+    group, wanted = find_group(engine, request.group), _filter(request)
+    details = {
+        "filter": wanted._asdict(),
+        "by": request.requested_by,
+        "user": request.audit.user,
+        "key": request.key,
+        "request": request.request_hash,
+    }
+    kind = _KINDS[request.action]
+    entry = OperationBegun(
+        kind,
+        group.id,
+        as_of_ms,
+        count.begin,
+        count.end,
+        count.count,
+        request.rate_per_s,
+        json.dumps(details),
+    )
+    after = {
+        "kind": kind.name,
+        "deadLetters": count.count,
+        "filter": {name: value for name, value in wanted._asdict().items() if value},
+        "ratePerSecond": request.rate_per_s,
+    }
+    with audited(engine, request, after=after):
+        return engine.operations.begin(entry, turn.now_ms)

@@ -1,0 +1,158 @@
+"""Operations through the admin calls of a broker: dry runs, bounds, keys, progress and cancels."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.support.audit_changes import records_of
+from tests.support.worlds.engine_world import GROUP
+from tests.support.worlds.letter_world import LetterWorld
+from tests.unit.broker.test_dead_letter_requests import AdminWorld, error_of, five, in_world
+from tidemill.broker.server.admin.operations import OperationAdmin
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+REPLAY, DISCARD = pb.DEAD_LETTER_ACTION_REPLAY, pb.DEAD_LETTER_ACTION_DISCARD
+DONE, CANCELLED = pb.OPERATION_STATE_DONE, pb.OPERATION_STATE_CANCELLED
+AUTHOR = pb.ChangeAuthor(
+    user="ops",
+    call="POST /groups/{group}/dead-letters:replay",
+    resource=f"Group:{GROUP}",
+    action="Update",
+)
+
+
+def admin_of(world: AdminWorld) -> OperationAdmin:
+    return OperationAdmin(world.shell.rounds)
+
+
+async def begin(world: AdminWorld, **fields: Any) -> pb.BeginOperationReply:
+    wanted = {"action": REPLAY, "max_count": 100, "rate_per_s": 10_000, "audit": AUTHOR, **fields}
+    request = pb.BeginOperationRequest(group=GROUP, **wanted)
+    return await admin_of(world).BeginOperation(request)
+
+
+async def operations(world: AdminWorld) -> list[pb.Operation]:
+    return list((await admin_of(world).ListOperations(pb.ListOperationsRequest())).operations)
+
+
+async def ended(world: AdminWorld, id_: int) -> pb.Operation:
+    """Let time pass until an operation ends."""
+    while True:
+        (found,) = [one for one in await operations(world) if one.id == id_]
+        if found.state != pb.OPERATION_STATE_RUNNING:
+            return found
+        world.shell.clock.advance(50)
+        await asyncio.sleep(0)
+
+
+def test_a_dry_run_counts_and_shows_the_oldest() -> None:
+    async def scenario(world: AdminWorld) -> None:
+        end = world.world.engine.log.log_end
+        planned = await begin(world, dry_run=True)
+        assert (planned.count, len(planned.sample), planned.HasField("operation")) == (5, 5, False)
+        assert [one.offset for one in planned.sample] == [0, 1, 2, 3, 4]
+        assert planned.size_bytes > 0
+        assert planned.as_of_ms == world.shell.clock.wall_ms()
+        assert planned.warnings[0].startswith("no consumer of group")
+        assert world.world.engine.log.log_end == end
+        assert await operations(world) == []
+
+    in_world(scenario, five)
+
+
+def test_an_operation_runs_in_the_background_with_one_audit_record() -> None:
+    async def scenario(world: AdminWorld) -> None:
+        begun = (await begin(world, requested_by="me")).operation
+        assert (begun.total, begun.group, begun.requested_by, begun.user) == (5, GROUP, "me", "ops")
+        found = await ended(world, begun.id)
+        assert (found.state, found.done) == (DONE, 5)
+        assert found.ended_at_ms >= found.created_at_ms > 0
+        assert world.world.bodies() == ["a", "b", "c", "d", "e"]
+        (record,) = records_of(world.world.engine)
+        assert record["after"]["kind"] == "REPLAY"
+        assert record["after"]["deadLetters"] == 5
+        assert (await world.find()).letters[0].operation_id == begun.id
+
+    in_world(scenario, five)
+
+
+def test_the_bounds_of_the_dry_run_hold() -> None:
+    async def scenario(world: AdminWorld) -> None:
+        planned = await begin(world, dry_run=True)
+        world.shell.clock.advance(1_000)
+        world.world.now_ms = world.shell.clock.wall_ms()
+        world.world.dead("later")
+        assert await error_of(begin(world, max_count=4, as_of_ms=planned.as_of_ms)) == "Conflict"
+        begun = (await begin(world, max_count=5, as_of_ms=planned.as_of_ms)).operation
+        assert (await ended(world, begun.id)).done == 5
+        assert world.world.states() == ["REPLAYED"] * 5 + ["OPEN"]
+
+    in_world(scenario, five)
+
+
+def test_a_repeated_call_gets_the_operation_of_its_key() -> None:
+    async def scenario(world: AdminWorld) -> None:
+        first, second = await asyncio.gather(
+            begin(world, key="k", request_hash="1"), begin(world, key="k", request_hash="1")
+        )
+        assert first.operation.id == second.operation.id
+        await ended(world, first.operation.id)
+        again = await begin(world, key="k", request_hash="1")
+        assert (again.operation.id, again.operation.state) == (first.operation.id, DONE)
+        assert await error_of(begin(world, key="k", request_hash="2")) == "IdempotencyMismatch"
+        assert len(await operations(world)) == 1
+
+    in_world(scenario, five)
+
+
+def test_nothing_that_matches_begins_nothing() -> None:
+    async def scenario(world: AdminWorld) -> None:
+        reply = await begin(world, filter=pb.DeadLetterFilter(tag="none"))
+        assert (reply.count, reply.HasField("operation")) == (0, False)
+        assert await operations(world) == []
+
+    in_world(scenario, five)
+
+
+def test_a_cancel_ends_an_operation_and_a_second_one_changes_nothing() -> None:
+    async def scenario(world: AdminWorld) -> None:
+        begun = (await begin(world, action=DISCARD, rate_per_s=1)).operation
+        admin = admin_of(world)
+        planned = await admin.CancelOperation(pb.CancelOperationRequest(id=begun.id, dry_run=True))
+        assert planned.state == pb.OPERATION_STATE_RUNNING
+        for _ in range(2):
+            request = pb.CancelOperationRequest(id=begun.id, audit=AUTHOR)
+            assert (await admin.CancelOperation(request)).state == CANCELLED
+        assert [one["action"] for one in records_of(world.world.engine)] == ["Update"] * 2
+        assert world.world.states().count("DISCARDED") <= 1
+        unknown = pb.CancelOperationRequest(id=7)
+        assert await error_of(admin.CancelOperation(unknown)) == "OperationNotFound"
+
+    in_world(scenario, five)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"action": pb.DEAD_LETTER_ACTION_UNSPECIFIED}, {"rate_per_s": 0}, {"rate_per_s": 10_001}],
+)
+def test_wrong_requests_begin_nothing(fields: dict[str, Any]) -> None:
+    async def scenario(world: AdminWorld) -> None:
+        assert await error_of(begin(world, **fields)) == "BadRequest"
+        request = pb.BeginOperationRequest(group="missing", action=REPLAY, rate_per_s=1)
+        assert await error_of(admin_of(world).BeginOperation(request)) == "GroupNotFound"
+        assert await operations(world) == []
+
+    in_world(scenario, five)
+
+
+def test_a_group_without_dead_letters_has_nothing_to_settle() -> None:
+    def prepare(_world: LetterWorld) -> None:
+        """Do nothing."""
+
+    async def scenario(world: AdminWorld) -> None:
+        assert (await begin(world, dry_run=True)).count == 0
+
+    in_world(scenario, prepare)
