@@ -237,25 +237,38 @@ async def change_transactions(world: World, client: Api) -> None:
     assert (await act("recoverTransactions", "Topic:halves", "Update", body=body))["count"] == 2
 
 
-async def change_dead_letters(world: World, client: Api) -> None:
-    """Replay, discard and copy a dead letter each."""
-    world.http.put("/topics/doomed", json={"queues": 1}).raise_for_status()
-    world.http.put("/groups/doomed", json={"maxAttempts": 1}).raise_for_status()
-    for body in (b"1", b"2", b"3"):
-        await client.send(message("doomed", body))
+async def fail(world: World, client: Api, name: str, count: int) -> None:
+    """Let a group fail messages of the topic with its name."""
+    world.http.put(f"/topics/{name}", json={"queues": 1}).raise_for_status()
+    world.http.put(f"/groups/{name}", json={"maxAttempts": 1}).raise_for_status()
+    await client.send(*(message(name, b"%d" % n) for n in range(count)))
     held = 0
-    while held < 3:
-        held += len(await client.receive("doomed", "doomed", invisible_ms=HOUR_MS))
-    released = world.http.post("/groups/doomed/deliveries:release", json={"all": True})
-    assert released.json()["messages"] == 3
+    while held < count:
+        held += len(await client.receive(name, name, invisible_ms=HOUR_MS))
+    released = world.http.post(f"/groups/{name}/deliveries:release", json={"all": True})
+    assert released.json()["messages"] == count
+    await asyncio.to_thread(eventually, lambda: len(dead_letters(world, name)) == count)
 
-    def find() -> list[dict[str, Any]]:
-        found = world.http.get("/dead-letters", params={"group": "doomed"}).raise_for_status()
-        letters: list[dict[str, Any]] = found.json()["deadLetters"]
-        return letters
 
-    await asyncio.to_thread(eventually, lambda: len(find()) == 3)
-    first, second, third = [one["id"] for one in find()]
+def dead_letters(world: World, group: str) -> list[dict[str, Any]]:
+    found = world.http.get("/dead-letters", params={"group": group}).raise_for_status()
+    letters: list[dict[str, Any]] = found.json()["deadLetters"]
+    return letters
+
+
+async def change_dead_letters(world: World, client: Api) -> None:
+    """Replay, discard and copy a dead letter each, and cancel an operation on others."""
+    await fail(world, client, "halted", 100)
+    path = "/groups/halted/dead-letters:discard"
+    wanted: dict[str, Any] = {"filter": {}}
+    planned = world.http.post(path, json=wanted, params={"dryRun": "true"}).json()
+    wanted |= {"asOfMs": planned["asOfMs"], "maxCount": 100, "ratePerSecond": 1}
+    begun = world.http.post(path, json=wanted).json()["operation"]["id"]
+    [record] = world.changes(resource="Group:halted")[:1]
+    assert (record["after"]["kind"], record["after"]["deadLetters"]) == ("DISCARD", 100)
+    await asyncio.to_thread(world.act, "cancelOperation", f"Operation:{begun}", "Update", begun)
+    await fail(world, client, "doomed", 3)
+    first, second, third = [one["id"] for one in dead_letters(world, "doomed")]
     resource, act = "Group:doomed", world.act
     act("replayDeadLetters", resource, "Update", "doomed", body={"ids": [first]})
     act("discardDeadLetters", resource, "Update", "doomed", body={"ids": [second, first]})
@@ -264,7 +277,7 @@ async def change_dead_letters(world: World, client: Api) -> None:
     assert record["after"]["deadLetters"] == 2
     act("copyDeadLetter", resource, "Update", "doomed", third, body={"body": "a secret"})
     assert "a secret" not in json.dumps(world.changes())
-    assert [one["settledBy"] for one in find() if "settledBy" in one] == ["tester"] * 3
+    assert [one["settledBy"] for one in dead_letters(world, "doomed")] == ["tester"] * 3
 
 
 def change_users(world: World) -> None:

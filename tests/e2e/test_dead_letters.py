@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shlex
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,16 @@ def post(running: Standalone, path: str, body: object, **query: str) -> httpx.Re
     )
 
 
+def begin(running: Standalone, path: str, body: object, *, key: str) -> httpx.Response:
+    return httpx.post(
+        f"{running.admin}/api/v1/{path}",
+        json=body,
+        headers={"Idempotency-Key": key},
+        trust_env=False,
+        timeout=20,
+    )
+
+
 def fail_all(running: Standalone, topic: str, group: str, *bodies: bytes) -> list[str]:
     """Send messages and let the group fail each of them once; return ids, the oldest first."""
     running.put(f"groups/{group}", maxAttempts=1)
@@ -74,7 +86,7 @@ def receive(running: Standalone, topic: str, group: str) -> list[tuple[bytes, in
             while got := await client.receive(topic, group):
                 found += [(one.body, one.system_properties.delivery_attempt) for one in got]
                 handles = [one.system_properties.receipt_handle for one in got]
-                await client.ack(topic, group, *handles)
+                await client.ack(topic, group, handles)
         return found
 
     return asyncio.run(run())
@@ -161,6 +173,62 @@ def test_a_copy_to_a_topic_is_for_all_its_groups(running: Standalone) -> None:
     assert letters(running, group="wide")[0]["state"] == "DISCARDED"
 
 
+def test_an_operation_settles_all_that_match_and_survives_a_kill(running: Standalone) -> None:
+    bodies = [b"%d" % n for n in range(40)]
+    fail_all(running, "many", "many", *bodies)
+    path = "groups/many/dead-letters:discard"
+    planned = post(running, path, {"filter": {"topic": "many"}}, dryRun="true").json()
+    assert (planned["count"], len(planned["sample"])) == (40, 10)
+    wanted = {"filter": {"topic": "many"}, "asOfMs": planned["asOfMs"], "maxCount": 40}
+    refused = post(running, path, {**wanted, "maxCount": 39})
+    assert (refused.status_code, "more than the 39" in refused.text) == (409, True)
+    assert post(running, path, {"filter": {}}).status_code == 409
+    slow = {**wanted, "ratePerSecond": 10}
+    answers = [begin(running, path, slow, key="many") for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [202, 202]
+    ids = {answer.json()["operation"]["id"] for answer in answers}
+    [id_] = ids
+    assert begin(running, path, wanted, key="many").status_code == 422
+    eventually(lambda: running.get(f"operations/{id_}")["done"] > 0)
+    # The supervisor starts the broker again.
+    os.kill(running.processes["broker-0"].pid, signal.SIGKILL)
+
+    def state() -> str:
+        try:
+            return str(running.get(f"operations/{id_}")["state"])
+        except httpx.HTTPError:
+            return "down"
+
+    eventually(lambda: state() == "DONE", within_ms=60_000)
+    ended = running.get(f"operations/{id_}")
+    assert (ended["done"], ended["total"], ended["skipped"]) == (40, 40, 0)
+    assert {one["state"] for one in letters(running, group="many")} == {"DISCARDED"}
+    assert begin(running, path, slow, key="many").json()["operation"]["state"] == "DONE"
+    listed = tidemill(running, "-o", "json", "operation", "list", "--state", "done")
+    assert id_ in {one["id"] for one in json.loads(listed.stdout)}
+    assert "done" in tidemill(running, "operation", "show", id_).stdout
+
+
+def test_the_command_line_replays_by_filter_and_cancels(running: Standalone) -> None:
+    fail_all(running, "bulk", "bulk", b"a", b"b", b"c")
+    dry = tidemill(running, "dead-letter", "replay", "bulk", "--all", "--dry-run")
+    assert "3 dead letters of group bulk would be replayed" in dry.stdout
+    slow = ("dead-letter", "replay", "bulk", "--topic", "bulk", "--rate", "1", "--yes")
+    begun = json.loads(tidemill(running, "-o", "json", *slow).stdout)["operation"]["id"]
+    assert tidemill(running, "operation", "cancel", begun, "--dry-run").returncode == 0
+    assert tidemill(running, "operation", "cancel", begun, "--yes").returncode == 0
+    waited = tidemill(running, "operation", "wait", begun)
+    assert (waited.returncode, "cancelled" in waited.stdout) == (1, True)
+    rest = tidemill(running, "dead-letter", "replay", "bulk", "--all", "--wait", "--yes")
+    assert (rest.returncode, "done" in rest.stdout) == (0, True)
+    assert sorted(receive(running, "bulk", "bulk")) == [(b"a", 1), (b"b", 1), (b"c", 1)]
+    assert (
+        "no open dead letter"
+        in tidemill(running, "dead-letter", "replay", "bulk", "--all", "--yes").stdout
+    )
+    assert tidemill(running, "operation", "show", "broker-0:1").returncode == 1
+
+
 def test_wrong_requests_say_what_is_wrong(running: Standalone) -> None:
     (letter,) = fail_all(running, "wrong", "wrong", b"x")
     path = "groups/wrong/dead-letters"
@@ -168,7 +236,9 @@ def test_wrong_requests_say_what_is_wrong(running: Standalone) -> None:
         ({"ids": []}, "1 to 1000"),
         ({"ids": ["17"]}, "BROKER:OFFSET"),
         ({"ids": [f"broker-0:{10**30}"]}, "BROKER:OFFSET"),
-        ({"id": letter}, "ids"),
+        ({"id": letter}, "not permitted"),
+        ({"ids": [letter], "filter": {}}, "exactly one"),
+        ({"ids": [letter], "maxCount": 5}, "belong to a filter"),
     ):
         refused = post(running, f"{path}:replay", body)
         assert (refused.status_code, text in refused.text) == (400, True), refused.text
@@ -187,7 +257,7 @@ def test_the_commands_of_the_page_work(running: Standalone) -> None:
         for block in re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
         for line in block.splitlines()
     ]
-    assert len(commands) == 8
+    assert len(commands) == 10
     # The page has the ids of a new broker. The copy of a replayed dead letter needs an open one.
     ids = dict(zip(("broker-0:0", "broker-0:1", "copied"), letters_of_page, strict=True))
     for command in commands:

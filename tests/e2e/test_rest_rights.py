@@ -278,6 +278,39 @@ def test_dead_letters_need_the_rights_of_their_group(rest: RestApi) -> None:
     assert (settled["state"], settled["settledBy"]) == ("DISCARDED", "changer")
 
 
+def test_an_operation_belongs_to_its_starter(rest: RestApi) -> None:
+    rest.passed("root", "PUT /topics/halted")
+    rest.passed("root", "PUT /groups/halted", maxAttempts=1)
+    for n in range(40):
+        rest.passed("root", "POST /topics/halted/messages", body=str(n))
+
+    async def hold() -> None:
+        held = 0
+        async with api(rest.running.grpc, headers=signed("root", SECRET)) as client:
+            while held < 40:
+                held += len(await client.receive("halted", "halted", invisible_ms=HOUR_MS))
+
+    asyncio.run(hold())
+    rest.passed("root", "POST /groups/halted/deliveries:release", all=True)
+    count = "POST /groups/halted/dead-letters:discard?dryRun=true"
+    eventually(lambda: rest.passed("root", count, filter={})["count"] == 40)
+    as_of_ms = rest.passed("changer", count, filter={})["asOfMs"]
+    wanted = {"filter": {}, "asOfMs": as_of_ms, "maxCount": 40, "ratePerSecond": 1}
+    answer = rest.ask("changer", "POST /groups/halted/dead-letters:discard", **wanted)
+    assert answer.status_code == HTTPStatus.ACCEPTED, answer.text
+    id_ = answer.json()["operation"]["id"]
+    entries = [{"resource": "Cluster:processes", "actions": ["Get"]}]
+    rest.passed("root", "PUT /users/watcher", secret=SECRET, entries=entries)
+    for user, sees in (("changer", 1), ("watcher", 1), ("root", 1), ("owner", 0), ("stranger", 0)):
+        assert len(rest.passed(user, "GET /operations")["operations"]) == sees
+        if not sees:
+            rest.missing(user, f"GET /operations/{id_}")
+            rest.missing(user, f"POST /operations/{id_}:cancel")
+    cancel = f"POST /operations/{id_}:cancel"
+    assert "may not Update on Cluster:processes" in rest.refused("watcher", cancel)
+    assert rest.passed("changer", cancel)["operation"]["state"] == "CANCELLED"
+
+
 def test_a_dedup_key_needs_the_rights_of_its_topic(rest: RestApi) -> None:
     rest.passed("root", "PUT /topics/orders", dedup={})
     body = {"body": "b", "properties": {"dedup-key": "a/b"}}

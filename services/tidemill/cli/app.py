@@ -23,6 +23,7 @@ from tidemill.cli import (
     filters,
     groups,
     messages,
+    operations,
     process_commands,
     quotas,
     release,
@@ -86,6 +87,7 @@ app.add_typer(messages.app, name="message")
 app.add_typer(timers.app, name="timer")
 app.add_typer(transactions.app, name="transaction")
 app.add_typer(dead_letters.app, name="dead-letter")
+app.add_typer(operations.app, name="operation")
 app.add_typer(dedup_keys.app, name="dedup-key")
 app.add_typer(filters.app, name="filter")
 app.add_typer(clients.app, name="client")
@@ -157,6 +159,7 @@ for _noun in (
     timers,
     transactions,
     dead_letters,
+    operations,
     clients,
     broker_groups,
 ):
@@ -170,6 +173,7 @@ for _noun in (
     timers,
     transactions,
     dead_letters,
+    operations,
     dedup_keys,
     clients,
     broker_groups,

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
+from tidemill.cli.dead_letter_changes import (
+    COLUMNS,
+    OUTCOME_WORDS,
+    BulkChange,
+    row_of,
+    settle,
+    warn_about,
+    words,
+)
 from tidemill.cli.messages import file_base64, named_values
 from tidemill.cli.pages import read_pages
 from tidemill.cli.rest import (
@@ -58,35 +67,33 @@ Id = Annotated[
     str, typer.Argument(metavar="ID", help="Id of the dead letter, as `dead-letter list` shows it.")
 ]
 Ids = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
-        metavar="ID...", help="Ids of up to 1,000 dead letters, as the list shows them."
+        metavar="[ID...]", help="Ids of up to 1,000 dead letters, as the list shows them."
     ),
 ]
+All = Annotated[bool, typer.Option("--all", help="All open dead letters of the group.")]
+FilterTopic = Annotated[
+    str | None, typer.Option("--topic", help="All open ones of this topic.", callback=in_namespace)
+]
+FilterReason = Annotated[
+    Reason | None,
+    typer.Option("--reason", case_sensitive=False, help="All open ones with this reason."),
+]
+FilterTag = Annotated[str | None, typer.Option("--tag", help="All open ones with this tag.")]
+FilterFrom = Annotated[
+    str | None, typer.Option("--from", metavar=INSTANT, help="All open ones from this time on.")
+]
+FilterTo = Annotated[
+    str | None, typer.Option("--to", metavar=INSTANT, help="All open ones before this time.")
+]
+Rate = Annotated[
+    int | None,
+    typer.Option(min=1, max=10_000, help="Dead letters per second, at most. Default: 2,000."),
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait for the end. Exit with 1 if it fails.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-
-COLUMNS: Final = (
-    "ID",
-    "STATE",
-    "DEAD AT",
-    "GROUP",
-    "TOPIC",
-    "MESSAGE ID",
-    "KEYS",
-    "REASON",
-    "ATTEMPTS",
-    "REPLAYS",
-)
-_WORDS: Final = {
-    "REPLAYED": "replayed",
-    "ALREADY_REPLAYED": "not replayed: it was replayed before",
-    "DISCARDED": "not replayed: it was discarded",
-    "TOPIC_DELETED": "not replayed: its topic was deleted; see dead-letter copy --to-topic",
-    "DAMAGED": "not replayed: its body is lost; see dead-letter copy with another body",
-    "EXPIRED": "not found: retention has removed it",
-    "NOT_FOUND": "not found",
-}
 
 
 @app.command("list")
@@ -132,7 +139,7 @@ def list_dead_letters(
     found, has_more, unreachable = read_pages(
         context, "deadLetters", given, limit, path="dead-letters", named_by="group"
     )
-    show(context, found, COLUMNS, [_row(one) for one in found])
+    show(context, found, COLUMNS, [row_of(one) for one in found])
     warn_unreachable({"unreachable": unreachable})
     if has_more:
         typer.echo(f"there are more than these {limit}; see --limit", err=True)
@@ -172,7 +179,7 @@ def summarize_dead_letters(context: typer.Context) -> None:
         typer.echo()
         show_table(("TOPIC", "OPEN"), [(one["topic"], one["open"]) for one in found["topics"]])
         if found["reasons"]:
-            reasons = [(_words(one["reason"]), one["open"]) for one in found["reasons"]]
+            reasons = [(words(one["reason"]), one["open"]) for one in found["reasons"]]
             typer.echo()
             show_table(("REASON", "OPEN"), reasons)
     warn_unreachable(found)
@@ -191,9 +198,9 @@ def show_dead_letter(context: typer.Context, group: Group, letter: Id) -> None:
     settled = _instant(shown.get("settledAtMs"), now_ms)
     by = shown.get("settledBy")
     rows = [
-        ("state", _words(shown["state"])),
+        ("state", words(shown["state"])),
         ("settled", f"{settled} by {by}" if settled and by else settled),
-        ("reason", _words(shown["reason"])),
+        ("reason", words(shown["reason"])),
         ("attempts", shown["attempts"]),
         ("replays", shown["replays"]),
         ("first failed", _instant(shown.get("firstFailedAtMs"), now_ms)),
@@ -216,31 +223,64 @@ def show_dead_letter(context: typer.Context, group: Group, letter: Id) -> None:
 
 @app.command("replay")
 def replay_dead_letters(
-    context: typer.Context, group: Group, letters: Ids, is_dry: DryRun = False, is_sure: Yes = False
+    context: typer.Context,
+    group: Group,
+    letters: Ids = None,
+    is_all: All = False,
+    topic: FilterTopic = None,
+    reason: FilterReason = None,
+    tag: FilterTag = None,
+    dead_from: FilterFrom = None,
+    dead_to: FilterTo = None,
+    rate: Rate = None,
+    waits: Wait = False,
+    is_dry: DryRun = False,
+    is_sure: Yes = False,
 ) -> None:
     """Give dead letters to their consumer group again, and to no other one.
 
     A replayed message begins with attempt 1 and is as it was. A dead letter is replayed at most
-    once, so a repeated command replays nothing again.
+    once, so a repeated command replays nothing again. With --all or a filter, an operation replays
+    all open ones that match, in the background.
 
     Examples:
     * `tidemill dead-letter replay billing broker-0:17 broker-0:18 --dry-run`
     * `tidemill dead-letter replay billing broker-0:17 --yes`
+    * `tidemill dead-letter replay billing --reason attempts-exhausted --rate 100 --wait`
     """
-    _settle(context, group, letters, "replay", is_dry=is_dry, is_sure=is_sure)
+    wanted = _filter(topic, reason, tag, dead_from, dead_to)
+    bulk = BulkChange(wanted, is_all, rate, waits)
+    settle(context, group, letters or [], "replay", bulk, is_dry=is_dry, is_sure=is_sure)
 
 
 @app.command("discard")
 def discard_dead_letters(
-    context: typer.Context, group: Group, letters: Ids, is_dry: DryRun = False, is_sure: Yes = False
+    context: typer.Context,
+    group: Group,
+    letters: Ids = None,
+    is_all: All = False,
+    topic: FilterTopic = None,
+    reason: FilterReason = None,
+    tag: FilterTag = None,
+    dead_from: FilterFrom = None,
+    dead_to: FilterTo = None,
+    rate: Rate = None,
+    waits: Wait = False,
+    is_dry: DryRun = False,
+    is_sure: Yes = False,
 ) -> None:
     """Mark dead letters as done without a replay. They cannot be replayed afterwards.
 
-    The messages stay readable until retention deletes them.
+    The messages stay readable until retention deletes them. With --all or a filter, an operation
+    discards all open ones that match, in the background.
 
-    Example: tidemill dead-letter discard billing broker-0:17 --yes
+    Examples:
+    * `tidemill dead-letter discard billing broker-0:17 --yes`
+    * `tidemill dead-letter discard billing --to 2026-11-01T00:00:00Z --dry-run`
     """
-    _settle(context, group, letters, "discard", is_dry=is_dry, is_sure=is_sure)
+    wanted = _filter(topic, reason, tag, dead_from, dead_to)
+    bulk = BulkChange(wanted, is_all, rate, waits)
+    settle(context, group, letters or [], "discard", bulk, is_dry=is_dry, is_sure=is_sure)
 
 
 @app.command("copy")
@@ -324,7 +364,7 @@ def _copy(
     if is_dry or not is_sure:
         planned = call(context, "POST", path, body=sent, query={"dryRun": "true"})
         receivers = ", ".join(planned["receivers"]) or "no consumer group at present"
-        _warn(planned)
+        warn_about(planned)
         if is_dry:
             say(context, planned, f"a copy would be stored for {receivers}")
             return
@@ -332,90 +372,32 @@ def _copy(
     done = call(context, "POST", path, body=sent)
     if "messageId" in done:
         outcome = done.get("outcome")
-        end = "" if outcome is None else f"; the dead letter is {_words(outcome)}"
+        end = "" if outcome is None else f"; the dead letter is {words(outcome)}"
         say(context, done, f"message {done['messageId']} is stored{end}")
         return
-    say(context, done, f"dead letter {letter}: {_WORDS[done['outcome']]}")
+    say(context, done, f"dead letter {letter}: {OUTCOME_WORDS[done['outcome']]}")
     raise typer.Exit(EXIT_REFUSED)
 
 
-def _settle(
-    context: typer.Context,
-    group: str,
-    letters: list[str],
-    verb: str,
-    *,
-    is_dry: bool,
-    is_sure: bool,
-) -> None:
-    """Settle dead letters after a confirmation. Exit with 1 if none is settled."""
-    path = f"/groups/{segment(group)}/dead-letters:{verb}"
-    body: Json = {"ids": letters}
-    if not is_dry:
-        check_is_sure(f"dead-letter {verb}", is_sure=is_sure)
-    if is_dry or not is_sure:
-        planned = call(context, "POST", path, body=body, query={"dryRun": "true"})
-        _warn(planned)
-        count = _count(planned["count"])
-        if is_dry:
-            _show(context, planned, f"{count} of group {group} would be {verb}ed", verb)
-            return
-        confirm(f"{verb.capitalize()} {count} of group {group}?")
-    done = call(context, "POST", path, body=body)
-    _show(context, done, f"{_count(done['count'])} of group {group}: {verb}ed", verb)
-    _warn(done)
-    if not done["count"]:
-        raise typer.Exit(EXIT_REFUSED)
-
-
-def _show(context: typer.Context, done: Json, sentence: str, verb: str) -> None:
-    """Print the result, and each outcome without an effect."""
-    say(context, done, sentence)
-    if options_of(context).output is OutputFormat.JSON:
-        return
-    effect = f"{verb.upper()}ED"
-    for one in done["outcomes"]:
-        outcome = one.get("outcome")
-        if outcome != effect:
-            words = "unknown" if outcome is None else _WORDS[outcome]
-            words = words.replace("not replayed", f"not {verb}ed")
-            typer.echo(f"  {one['id']}  {words}")
-
-
-def _warn(answer: Json) -> None:
-    for text in answer.get("warnings", ()):
-        warn(text)
-    if "stoppedBy" in answer:
-        warn(f"the call ended early: {answer['stoppedBy']}")
-    warn_unreachable(answer)
-
-
-def _count(count: int) -> str:
-    return f"{count} dead letter{'' if count == 1 else 's'}"
+def _filter(
+    topic: str | None,
+    reason: Reason | None,
+    tag: str | None,
+    dead_from: str | None,
+    dead_to: str | None,
+) -> dict[str, Json]:
+    fields = {
+        "topic": topic,
+        "reason": reason.name if reason else None,
+        "tag": tag,
+        "fromMs": None if dead_from is None else instant_ms(dead_from),
+        "toMs": None if dead_to is None else instant_ms(dead_to),
+    }
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _path(group: str, letter: str) -> str:
     return f"/groups/{segment(group)}/dead-letters/{segment(letter)}"
-
-
-def _row(one: Json) -> tuple[object, ...]:
-    dead_at_ms = one.get("deadAtMs")
-    return (
-        one["id"],
-        _words(one["state"]),
-        None if dead_at_ms is None else utc(dead_at_ms),
-        one["group"],
-        f"{one['originTopic']} (deleted)" if one["topicDeleted"] else one["originTopic"],
-        one.get("messageId"),
-        " ".join(one.get("keys") or ()),
-        _words(one["reason"]),
-        one["attempts"],
-        one["replays"],
-    )
-
-
-def _words(text: str) -> str:
-    return text.lower().replace("_", " ")
 
 
 def _instant(at_ms: int | None, now_ms: int) -> str | None:

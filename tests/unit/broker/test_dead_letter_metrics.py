@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.support.worlds.engine_world import GROUP, TOPIC
 from tests.support.worlds.letter_world import LetterWorld
 from tests.unit.broker.test_transaction_metrics import Source
+from tidemill.broker.engine.layout.operation import OperationKind
 from tidemill.broker.metrics.dead_letter_metrics import DeadLetterMetrics
 from tidemill.common.metrics import Registry
 
@@ -44,6 +45,27 @@ def test_dead_letters_count_by_state_and_their_settlements_by_result() -> None:
     assert scraped.value("replayed_total", result="already_replayed") == 1
     assert scraped.value("discarded_total") == 2
     assert scraped.value("discarded_total", "quiet") is None
+
+
+def test_operations_count_by_kind_and_state() -> None:
+    scraped = Scraped()
+    world = scraped.world
+    world.topic(TOPIC)
+    world.dead("a", "b")
+    world.begin_operation(OperationKind.DISCARD, rate_per_s=1)
+    world.begin_operation(OperationKind.REPLAY, tag="none")
+    world.run_due()
+    found = {
+        (sample.labels["kind"], sample.labels["state"]): sample.value
+        for family in scraped.registry.collect()
+        for sample in family.samples
+        if sample.name == "rocketmq_operations"
+    }
+    assert {labels for labels, value in found.items() if value} == {
+        ("discard", "running"),
+        ("replay", "done"),
+    }
+    assert len(found) == 8
 
 
 def test_messages_that_retention_removes_count_in_no_state() -> None:

@@ -114,6 +114,16 @@ def test_a_change_of_dead_letters_needs_a_confirmation(answers: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [(), ("b:1", "--all"), ("b:1", "--tag", "t"), ("b:1", "--wait"), ("b:1", "--rate=2")],
+)
+def test_a_settlement_is_of_ids_or_of_a_filter(arguments: tuple[str, ...]) -> None:
+    for verb in ("replay", "discard"):
+        refused = run("dead-letter", verb, "billing", *arguments, "--yes")
+        assert refused.exit_code == 2, refused.output
+
+
+@pytest.mark.parametrize(
     "arguments", [("--body", "a", "--body-file", "-"), ("--discard",), ("--property", "a")]
 )
 def test_a_copy_of_a_dead_letter_has_consistent_options(arguments: tuple[str, ...]) -> None:
@@ -124,7 +134,17 @@ def test_a_copy_of_a_dead_letter_has_consistent_options(arguments: tuple[str, ..
 @pytest.mark.parametrize("word", ["ls", "list"])
 @pytest.mark.parametrize(
     "noun",
-    ["topic", "group", "timer", "transaction", "dead-letter", "client", "broker-group", "delivery"],
+    [
+        "topic",
+        "group",
+        "timer",
+        "transaction",
+        "dead-letter",
+        "operation",
+        "client",
+        "broker-group",
+        "delivery",
+    ],
 )
 def test_each_noun_has_both_words_for_its_list(noun: str, word: str) -> None:
     assert run(noun, word, "--help").exit_code == 0

@@ -108,6 +108,10 @@ ROWS: Final[Mapping[str, RightsRow]] = {
     "POST /groups/{group}/dead-letters:discard": _needs("Update Group:{group}"),
     # The route checks Pub on the topic of a copy.
     "POST /groups/{group}/dead-letters/{letter_id}:copy": _needs("Update Group:{group}"),
+    # The starter, or Get and Update on the processes; the routes check it.
+    "GET /operations": FILTERED,
+    "GET /operations/{operation_id}": FILTERED,
+    "POST /operations/{operation_id}:cancel": FILTERED,
     "GET /history": FILTERED,  # The route checks Get on the topic or group.
     "GET /timers": FILTERED,
     "GET /timers/histogram": FILTERED,  # The route checks the topic, or all topics.

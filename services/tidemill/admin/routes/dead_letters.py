@@ -1,40 +1,29 @@
-"""Dead letters: list, count, show, replay, discard and copy them."""
+"""Dead letters: list, count and show them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Path, Query
 
 from tidemill.admin.audit.access_reports import note_access
-from tidemill.admin.audit.author import PUB, Author
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import UNREACHABLE_ERRORS, BrokerGroupClient, Brokers
+from tidemill.admin.cluster.brokers import BrokerGroupClient
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize
-from tidemill.admin.http.request_access import READS, RequestAccess
+from tidemill.admin.http.request_access import READS
 from tidemill.admin.json.dead_letters import (
-    IDS_MAX,
     LETTER_ID_PATTERN,
-    CopyTarget,
-    DeadLetterChangeView,
-    DeadLetterCopyRequest,
-    DeadLetterCopyView,
     DeadLetterCountView,
     DeadLetterDetailView,
     DeadLetterGroupView,
-    DeadLetterOutcome,
-    DeadLetterOutcomeView,
     DeadLetterPageView,
     DeadLetterReason,
-    DeadLettersRequest,
     DeadLetterStateView,
     DeadLetterSummaryView,
 )
 from tidemill.admin.json.schema import EXACT_MAX, Instant
-from tidemill.admin.messages.compose import ComposedMessage
-from tidemill.admin.messages.dead_letter_copies import changed_message
 from tidemill.admin.messages.dead_letter_pages import (
     Token,
     decode_token,
@@ -42,29 +31,15 @@ from tidemill.admin.messages.dead_letter_pages import (
     merged,
     request_behind,
 )
-from tidemill.admin.messages.store import store
+from tidemill.admin.messages.letter_ids import parse_letter_id, read_letter
 from tidemill.admin.messages.views import dead_letter_detail_of, dead_letter_of
-from tidemill.admin.routes import (
-    Access,
-    Caller,
-    ChangeAuthor,
-    Cluster,
-    DryRun,
-    GroupName,
-    MessageComposer,
-    OwnAccessLog,
-    SendLimits,
-)
-from tidemill.admin.routes.messages import MessageRoute
-from tidemill.common.errors import BadRequest, BrokerGroupNotFound, MessageNotFound
-from tidemill.security.acl import Action, topic_resource
+from tidemill.admin.routes import Access, ChangeAuthor, Cluster, GroupName, OwnAccessLog
+from tidemill.security.acl import Action
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
-router = APIRouter(tags=["dead letters"], route_class=MessageRoute)
+router = APIRouter(tags=["dead letters"])
 
 CALLS_MAX: Final = 32  # to each broker group, for a page of the dead letters that a user may see
-OFFSET_MAX: Final = 2**63 - 1
-_REPLAY, _DISCARD = pb.DEAD_LETTER_ACTION_REPLAY, pb.DEAD_LETTER_ACTION_DISCARD
 
 LetterIdPath = Annotated[
     str,
@@ -88,13 +63,6 @@ FromMs = Annotated[
 ToMs = Annotated[
     Instant, Query(alias="toMs", ge=0, le=EXACT_MAX, description=f"Dead before this time: {_TIME}")
 ]
-
-
-class LetterId(NamedTuple):
-    """A dead letter of a consumer group."""
-
-    broker: str
-    offset: int
 
 
 def note_read(group: GroupName, access: Access, author: ChangeAuthor, own: OwnAccessLog) -> None:
@@ -222,229 +190,8 @@ async def get_dead_letter(
     group: GroupName, letter_id: LetterIdPath, cluster: Cluster, access: Access, _noted: NotedRead
 ) -> DeadLetterDetailView:
     """Show a dead letter with its message. The body needs Sub on the consumer group."""
-    one = _parse(letter_id)
+    one = parse_letter_id(letter_id)
     async with cluster.large_read():
-        found = await _read(cluster, group, one)
+        found = await read_letter(cluster, group, one)
         is_hidden = not access.allows_group(Action.SUB, group)
         return dead_letter_detail_of(found, broker=one.broker, is_hidden=is_hidden)
-
-
-@router.post("/groups/{group}/dead-letters:replay", response_model_exclude_none=True)
-async def replay_dead_letters(
-    group: GroupName,
-    wanted: DeadLettersRequest,
-    cluster: Cluster,
-    caller: Caller,
-    author: ChangeAuthor,
-    dry_run: DryRun = False,
-) -> DeadLetterChangeView:
-    """Give dead letters to their consumer group again, and to no other consumer group.
-
-    A replayed message begins with attempt 1, and is as it was. It is replayed at most once: a
-    repeated call has the outcome ALREADY_REPLAYED. If the group fails the message again, it becomes
-    a new dead letter.
-    """
-    return await _settle(cluster, group, wanted, _REPLAY, author, caller, is_dry=dry_run)
-
-
-@router.post("/groups/{group}/dead-letters:discard", response_model_exclude_none=True)
-async def discard_dead_letters(
-    group: GroupName,
-    wanted: DeadLettersRequest,
-    cluster: Cluster,
-    caller: Caller,
-    author: ChangeAuthor,
-    dry_run: DryRun = False,
-) -> DeadLetterChangeView:
-    """Mark dead letters as done without a replay. Retention deletes their messages later.
-
-    A discarded dead letter cannot be replayed. A repeated call changes nothing.
-    """
-    return await _settle(cluster, group, wanted, _DISCARD, author, caller, is_dry=dry_run)
-
-
-async def _settle(
-    cluster: Brokers,
-    group: str,
-    wanted: DeadLettersRequest,
-    action: pb.DeadLetterAction.ValueType,
-    author: Author,
-    caller: str,
-    *,
-    is_dry: bool,
-) -> DeadLetterChangeView:
-    """Settle dead letters at their broker groups, one after the other."""
-    if not 1 <= len(wanted.ids) <= IDS_MAX:
-        raise BadRequest(f"{len(wanted.ids)} ids; 1 to {IDS_MAX} are allowed")
-    ids = [_parse(one) for one in wanted.ids]
-    outcomes: dict[LetterId, list[str]] = {}
-    warnings: list[str] = []
-    unreachable: list[str] = []
-    stopped_by = None
-    brokers = list(dict.fromkeys(one.broker for one in ids))
-    for broker in brokers:
-        own = [one for one in ids if one.broker == broker]
-        request = pb.SettleDeadLettersRequest(
-            group=group,
-            action=action,
-            offsets=[one.offset for one in own],
-            dry_run=is_dry,
-            requested_by=caller,
-            audit=author.of(f"Group:{group}"),
-        )
-        try:
-            member = await cluster.member(broker)
-            reply = await member.client.call(calls.SETTLE_DEAD_LETTERS, request)
-        except BrokerGroupNotFound:
-            reply = pb.SettleDeadLettersReply(outcomes=["NOT_FOUND"] * len(own))
-        except UNREACHABLE_ERRORS:
-            if len(brokers) == 1:
-                raise
-            unreachable.append(broker)
-            continue
-        for one, outcome in zip(own, reply.outcomes, strict=False):
-            outcomes.setdefault(one, []).append(outcome)
-        warnings += reply.warnings
-        if reply.stopped_by:
-            stopped_by = f"{broker}: {reply.stopped_by}"
-    shown = [_outcome(text, one, outcomes) for text, one in zip(wanted.ids, ids, strict=True)]
-    effect = DeadLetterOutcome.REPLAYED if action == _REPLAY else DeadLetterOutcome.DISCARDED
-    return DeadLetterChangeView(
-        dry_run=is_dry,
-        by=caller,
-        group=group,
-        count=sum(one.outcome is effect for one in shown),
-        outcomes=shown,
-        warnings=list(dict.fromkeys(warnings)) or None,
-        stopped_by=stopped_by,
-        unreachable=unreachable or None,
-    )
-
-
-def _outcome(
-    text: str, one: LetterId, outcomes: dict[LetterId, list[str]]
-) -> DeadLetterOutcomeView:
-    """Take the next outcome of a dead letter, which the request may name twice."""
-    left = outcomes.get(one)
-    return DeadLetterOutcomeView(id=text, outcome=DeadLetterOutcome(left.pop(0)) if left else None)
-
-
-@router.post("/groups/{group}/dead-letters/{letter_id}:copy", response_model_exclude_none=True)
-async def copy_dead_letter(
-    group: GroupName,
-    letter_id: LetterIdPath,
-    changes: DeadLetterCopyRequest,
-    cluster: Cluster,
-    access: Access,
-    composer: MessageComposer,
-    quotas: SendLimits,
-    caller: Caller,
-    author: ChangeAuthor,
-    dry_run: DryRun = False,
-) -> DeadLetterCopyView:
-    """Copy a dead letter with changes: to its consumer group, or to a topic.
-
-    The copy is a new message with the property TIDEMILL_COPY_OF, the id of the message. A copy to
-    the consumer group is a replay: no other group gets it, and the dead letter is REPLAYED. A copy
-    to a topic is a send, which needs the right Pub on the topic; the dead letter stays as it is,
-    or is discarded after the send.
-    """
-    one = _parse(letter_id)
-    async with cluster.large_read():
-        found = await _read(cluster, group, one)
-        topic = changes.topic or found.letter.origin_topic
-        if changes.to is CopyTarget.TOPIC:
-            access.require(Action.PUB, topic_resource(topic))
-        new = changed_message(found, changes)
-    copied = composer.compose(topic, new)
-    view = DeadLetterCopyView(
-        dry_run=dry_run,
-        by=caller,
-        group=group,
-        id=letter_id,
-        message_id=None if dry_run else copied.message_id,
-        topic=topic,
-        receivers=[group],
-    )
-    settlement = pb.SettleDeadLettersRequest(
-        group=group,
-        offsets=[one.offset],
-        dry_run=dry_run,
-        requested_by=caller,
-        audit=author.of(f"Group:{group}"),
-    )
-    if changes.to is CopyTarget.GROUP:
-        settlement.action, settlement.blob = _REPLAY, copied.blob
-        await _settle_copied(cluster, one, settlement, view)
-        return view
-    view.receivers = await _receivers_of(cluster, access, topic)
-    if not dry_run:
-        if quotas is not None:
-            await quotas.admit(
-                user=access.user,
-                user_id=access.user_id,
-                topic=topic,
-                size_bytes=len(copied.blob),
-                is_delayed=False,
-            )
-        await _send(cluster, copied, new.message_group or "", topic, author)
-    if changes.discard:
-        settlement.action = _DISCARD
-        await _settle_copied(cluster, one, settlement, view)
-    return view
-
-
-async def _send(
-    cluster: Brokers, copied: ComposedMessage, message_group: str, topic: str, author: Author
-) -> None:
-    request = pb.StoreMessageRequest(
-        topic=topic,
-        blob=copied.blob,
-        existence=pb.EXISTENCE_MUST_EXIST,
-        audit=author.of(f"Topic:{topic}", PUB),
-    )
-    message_id, key = copied.message_id, copied.dedup_key
-    await store(cluster, request, message_group, message_id=message_id, dedup_key=key)
-
-
-async def _settle_copied(
-    cluster: Brokers, one: LetterId, request: pb.SettleDeadLettersRequest, view: DeadLetterCopyView
-) -> None:
-    member = await cluster.member(one.broker)
-    reply = await member.client.call(calls.SETTLE_DEAD_LETTERS, request)
-    view.outcome = DeadLetterOutcome(reply.outcomes[0])
-    view.warnings = list(reply.warnings) or None
-    if view.outcome is not DeadLetterOutcome.REPLAYED and request.action == _REPLAY:
-        view.message_id = None  # The copy is not stored.
-
-
-async def _receivers_of(cluster: Brokers, access: RequestAccess, topic: str) -> list[str]:
-    """Return the consumer groups with consumers of a topic, as far as the caller may see them."""
-    asked = pb.ListConflictsRequest(with_single_filters=True)
-    answers = await cluster.call_all(calls.LIST_CONFLICTS, asked)
-    names = {
-        each.group
-        for _, reply in answers.answers
-        for each in reply.conflicts
-        if each.topic == topic and each.filters
-    }
-    return sorted(name for name in names if access.allows_group(READS, name))
-
-
-async def _read(cluster: Brokers, group: str, one: LetterId) -> pb.GetDeadLetterReply:
-    try:
-        member = await cluster.member(one.broker)
-    except BrokerGroupNotFound as error:
-        raise MessageNotFound(f"there is no such dead letter: {error}") from None
-    request = pb.GetDeadLetterRequest(group=group, offset=one.offset)
-    return await member.client.call(calls.GET_DEAD_LETTER, request)
-
-
-def _parse(text: str) -> LetterId:
-    """Return the broker group and the offset of an id. Raises BadRequest."""
-    broker, _, offset = text.rpartition(":")
-    if not broker or not offset.isascii() or not offset.isdecimal() or int(offset) > OFFSET_MAX:
-        raise BadRequest(
-            f"the id of a dead letter is BROKER:OFFSET, as a list shows it, not {text}"
-        )
-    return LetterId(broker, int(offset))

@@ -1,13 +1,15 @@
-"""Metrics of dead letters: those in their topics by state, replays and discards."""
+"""Metrics of dead letters by state, of their replays and discards, and of operations."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tidemill.broker.engine.dead_letter.letters import LetterOutcome
+from tidemill.broker.engine.layout.operation import OperationKind, OperationState
 from tidemill.common.metrics import full_parts
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ class DeadLetterMetrics:
     def _collect(self) -> Iterator[Metric]:
         yield from self._collect_states()
         yield from self._collect_settled()
+        yield from self._collect_operations()
 
     def _collect_states(self) -> Iterator[Metric]:
         engine = self._rounds.engine
@@ -83,3 +86,17 @@ class DeadLetterMetrics:
             discards.add_metric(self._discards.admit((group.name,)), letters.discards[group.id])
             yield from full_parts(replays, discards)
         yield from (replays, discards)
+
+    def _collect_operations(self) -> Iterator[Metric]:
+        gauge = GaugeMetricFamily(
+            "rocketmq_operations",
+            "Operations that run, or ended in the last 7 days, by kind and state.",
+            labels=("kind", "state"),
+        )
+        known = self._rounds.engine.catalog.operations.known(self._rounds.now_ms)
+        counts = Counter([(one.kind, one.state) for one in known])
+        for kind in OperationKind:
+            for state in OperationState:
+                labels = kind.name.lower(), state.name.lower()
+                gauge.add_metric(labels, counts[kind, state])
+        yield gauge

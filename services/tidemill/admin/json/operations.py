@@ -1,0 +1,86 @@
+"""The JSON of operations: bulk changes that run in the background."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from tidemill.admin.json.schema import BY, DRY_RUN, NEXT_PAGE, UNREACHABLE, Schema
+
+_EXAMPLE = "broker-0:52326"
+
+
+class OperationStateView(StrEnum):
+    """The state of an operation. All states but RUNNING are final."""
+
+    RUNNING = "RUNNING"
+    DONE = "DONE"
+    CANCELLED = "CANCELLED"
+    FAILED = "FAILED"
+
+
+class OperationKindView(StrEnum):
+    """What an operation does."""
+
+    REPLAY_DEAD_LETTERS = "REPLAY_DEAD_LETTERS"
+    DISCARD_DEAD_LETTERS = "DISCARD_DEAD_LETTERS"
+
+
+class OperationPartView(Schema):
+    """The part of an operation at one broker group."""
+
+    broker: str = Field(description="Name of the broker group.")
+    id: str = Field(description="Id of this part.", examples=[_EXAMPLE])
+    state: OperationStateView = Field(description="State of this part.")
+    total: int = Field(description="Items that matched when it began.")
+    done: int = Field(description="Items that it has changed.")
+    ended_at_ms: int | None = Field(None, description="When it ended (Unix, ms).")
+    error: str | None = Field(None, description="Why it failed.")
+
+
+class OperationView(Schema):
+    """An operation."""
+
+    id: str = Field(description="Id of the operation: that of its first part.", examples=[_EXAMPLE])
+    kind: OperationKindView = Field(description="What it does.")
+    group: str = Field(description="Consumer group of the dead letters.")
+    state: OperationStateView = Field(
+        description="RUNNING while one part runs. FAILED or CANCELLED if one part is."
+    )
+    by: str = BY
+    created_at_ms: int = Field(description="When it began (Unix, ms).")
+    ended_at_ms: int | None = Field(
+        None, description="When its last part ended (Unix, ms). Missing while it runs."
+    )
+    total: int = Field(description="Items that matched when it began.")
+    done: int = Field(description="Items that it has changed.")
+    skipped: int | None = Field(
+        None,
+        description="Of a finished operation: items that it did not change, because others have"
+        " changed them or retention has removed them.",
+    )
+    rate_per_second: int = Field(description="Maximum number of items per second.")
+    eta_ms: int | None = Field(
+        None, description="Shortest time to its end at this rate, in ms. Missing after the end."
+    )
+    brokers: list[OperationPartView] = Field(description="Its parts, by broker group.")
+
+
+class OperationPageView(Schema):
+    """A page of operations, the newest first."""
+
+    operations: list[OperationView] = Field(description="The operations of this page.")
+    unreachable: list[str] | None = UNREACHABLE
+    next_page_token: str | None = NEXT_PAGE
+
+
+class OperationCancelView(Schema):
+    """A cancelled operation. Its completed items stay."""
+
+    dry_run: bool = DRY_RUN
+    by: str = BY
+    operation: OperationView = Field(
+        description="The operation after the cancel. In a dry run: as it is."
+    )
+    unreachable: list[str] | None = UNREACHABLE

@@ -1,0 +1,133 @@
+"""Replays and discards of dead letters by filter: one operation, with a part per broker group."""
+
+from __future__ import annotations
+
+import secrets
+from hashlib import blake2s
+from typing import Final
+
+from tidemill.admin.audit.author import Author
+from tidemill.admin.cluster import calls
+from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
+from tidemill.admin.json.dead_letters import DeadLetterChangeView, DeadLettersRequest
+from tidemill.admin.messages.operation_parts import OperationPart, find_operations, operation_of
+from tidemill.admin.messages.views import dead_letter_of
+from tidemill.common.errors import Conflict
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+RATE_PER_S: Final = 2_000  # default
+SAMPLE_MAX: Final = 10
+
+
+async def settle_matching(
+    cluster: Brokers,
+    group: str,
+    wanted: DeadLettersRequest,
+    action: pb.DeadLetterAction.ValueType,
+    author: Author,
+    caller: str,
+    key: str | None,
+    *,
+    is_dry: bool,
+    with_keys: bool,
+) -> DeadLetterChangeView:
+    """Count the dead letters that match, and begin an operation on them. Raises ServiceError."""
+    request = _request(group, wanted, action)
+    if is_dry:
+        return await _count(cluster, request, caller, with_keys=with_keys)
+    if wanted.as_of_ms is None or wanted.max_count is None:
+        raise Conflict(
+            "a change by filter needs asOfMs and maxCount: make a dry run first, and send the"
+            " asOfMs of its answer"
+        )
+    request.max_count, request.key = wanted.max_count, key or secrets.token_hex(16)
+    request.rate_per_s = wanted.rate_per_second or RATE_PER_S
+    request.requested_by = caller
+    request.audit.CopyFrom(author.of(f"Group:{group}"))
+    # The dead letters of earlier parts are settled meanwhile, so they are not counted again.
+    begun = [] if key is None else (await find_operations(cluster)).find_by_key(key)
+    parts = [await _begin(cluster, broker, request) for broker, _ in begun]
+    known = {part.broker for part in parts}
+
+    async def count(member: BrokerGroupClient) -> pb.BeginOperationReply:
+        if member.name in known:
+            return pb.BeginOperationReply()
+        counting = pb.BeginOperationRequest()
+        counting.CopyFrom(request)
+        counting.dry_run = True
+        return await member.client.call(calls.BEGIN_OPERATION, counting)
+
+    found = await cluster.ask_all(count)
+    chosen = [broker for broker, reply in found.answers if reply.count]
+    total = sum(part.operation.total for part in parts)
+    total += sum(reply.count for _, reply in found.answers)
+    if total > wanted.max_count:
+        raise Conflict(
+            f"{total} dead letters match, more than the {wanted.max_count} of maxCount; look at"
+            f" them again with a dry run"
+        )
+    request.rate_per_s = -(-request.rate_per_s // max(len(chosen), 1))
+    parts += [await _begin(cluster, broker, request) for broker in chosen]
+    parts = [part for part in parts if part.operation.id]
+    return DeadLetterChangeView(
+        dry_run=False,
+        by=caller,
+        group=group,
+        count=total,
+        as_of_ms=wanted.as_of_ms,
+        operation=operation_of(parts) if parts else None,
+        unreachable=found.unreachable or None,
+    )
+
+
+async def _count(
+    cluster: Brokers, request: pb.BeginOperationRequest, caller: str, *, with_keys: bool
+) -> DeadLetterChangeView:
+    """Count the dead letters that match at all broker groups."""
+    request.dry_run = True
+    found = await cluster.call_all(calls.BEGIN_OPERATION, request)
+    sample = [(broker, one) for broker, reply in found.answers for one in reply.sample]
+    sample.sort(key=lambda each: each[1].dead_at_ms)
+    warnings = [text for _, reply in found.answers for text in reply.warnings]
+    return DeadLetterChangeView(
+        dry_run=True,
+        by=caller,
+        group=request.group,
+        count=sum(reply.count for _, reply in found.answers),
+        bytes=sum(reply.size_bytes for _, reply in found.answers),
+        as_of_ms=min([reply.as_of_ms for _, reply in found.answers], default=None),
+        sample=[
+            dead_letter_of(one, broker=broker, with_keys=with_keys)
+            for broker, one in sample[:SAMPLE_MAX]
+        ],
+        warnings=list(dict.fromkeys(warnings)) or None,
+        unreachable=found.unreachable or None,
+    )
+
+
+def _request(
+    group: str, wanted: DeadLettersRequest, action: pb.DeadLetterAction.ValueType
+) -> pb.BeginOperationRequest:
+    chosen = wanted.filter
+    assert chosen is not None, "the caller has checked it"
+    hashed = f"{group} {action} {wanted.model_dump_json()}"
+    return pb.BeginOperationRequest(
+        group=group,
+        action=action,
+        filter=pb.DeadLetterFilter(
+            topic=chosen.topic or "",
+            reason=chosen.reason.lower() if chosen.reason else "",
+            tag=chosen.tag or "",
+            from_ms=chosen.from_ms or 0,
+            to_ms=chosen.to_ms or 0,
+        ),
+        as_of_ms=wanted.as_of_ms or 0,
+        request_hash=blake2s(hashed.encode(), digest_size=8).hexdigest(),
+    )
+
+
+async def _begin(cluster: Brokers, broker: str, request: pb.BeginOperationRequest) -> OperationPart:
+    """Begin the part of a broker group, or return the one that has the same key."""
+    member = await cluster.member(broker)
+    reply = await member.client.call(calls.BEGIN_OPERATION, request)
+    return OperationPart(broker, reply.operation)
