@@ -68,9 +68,7 @@ Id = Annotated[
 ]
 Ids = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[ID...]", help="Ids of up to 1,000 dead letters, as the list shows them."
-    ),
+    typer.Argument(metavar="ID", help="Ids of up to 1,000 dead letters, as the list shows them."),
 ]
 All = Annotated[bool, typer.Option("--all", help="All open dead letters of the group.")]
 FilterTopic = Annotated[

@@ -66,7 +66,7 @@ class GroupNumbersView(Schema):
     retry_per_second: float | None = Field(None, description="Repeated deliveries per second.")
     consumers: int | None = Field(None, description="Connected consumers.")
     locked_queues: int | None = Field(None, description="Locked queues of a FIFO group.")
-    dead_letters: int | None = Field(None, description="Messages in its dead-letter topic.")
+    dead_letters: int | None = Field(None, description="Open dead letters.")
     unknown: str | None = UNKNOWN
 
 

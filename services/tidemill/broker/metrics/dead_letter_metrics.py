@@ -44,19 +44,12 @@ class DeadLetterMetrics:
             "Messages in a group's dead-letter topic by state: open, replayed or discarded.",
             labels=STATE_LABELS,
         )
-        letters, settled = engine.dead_letters, engine.catalog.settled_letters
+        letters = engine.dead_letters
         for group in list(engine.catalog.groups.values()):
-            topic, total, counts = letters.topic_of(group), 0, (0, 0)
-            if topic is not None:
-                queue = letters.queue_of(topic)
-                settled.trim(topic.id, queue.min_offset)
-                total, counts = queue.max_offset - queue.min_offset, settled.counts_of(topic.id)
-            replayed, discarded = counts
-            for state, count in (
-                ("open", total - replayed - discarded),
-                ("replayed", replayed),
-                ("discarded", discarded),
-            ):
+            topic = letters.topic_of(group)
+            open_count, settled = (0, (0, 0)) if topic is None else letters.counts_of(topic)
+            counts = {"open": open_count, "replayed": settled[0], "discarded": settled[1]}
+            for state, count in counts.items():
                 gauge.add_metric(self._states.admit((group.name, state)), count)
             yield from full_parts(gauge)
         yield gauge

@@ -196,10 +196,8 @@ class LetterInspection:
 
     def counts(self, topic: Topic) -> LetterCounts:
         """Count the dead letters of a group. Raises Repairing."""
-        queue, settled = self.letters.queue_of(topic), self.catalog.settled_letters
-        settled.trim(topic.id, queue.min_offset)
-        counts = settled.counts_of(topic.id)
-        open_count = queue.max_offset - queue.min_offset - sum(counts)
+        open_count, counts = self.letters.counts_of(topic)
+        queue = self.letters.queue_of(topic)
         oldest_at_ms = self._oldest_open_at_ms(topic, queue) if open_count else 0
         retention_ms = self.catalog.retention_of(topic).ms
         keep_ms = self._retention_ms if retention_ms is None else retention_ms

@@ -30,6 +30,7 @@ from tidemill.broker.engine.metadata.settled_letters import (
     DEAD_LETTER_LEVEL,
     DEAD_LETTER_QUEUE,
     RANGES_MAX,
+    SettledCounts,
 )
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.redelivery import Redelivery
@@ -112,6 +113,13 @@ class DeadLetters:
     def queue_of(self, topic: Topic) -> ConsumeQueue:
         """Return the queue of a dead-letter topic."""
         return self._catalog.queue(topic.id, DEAD_LETTER_QUEUE)
+
+    def counts_of(self, topic: Topic) -> tuple[int, SettledCounts]:
+        """Return the numbers of open and of settled dead letters of a topic."""
+        queue, settled = self.queue_of(topic), self._catalog.settled_letters
+        settled.trim(topic.id, queue.min_offset)
+        counts = settled.counts_of(topic.id)
+        return queue.max_offset - queue.min_offset - sum(counts), counts
 
     # ------------------------------------------------------------ decisions
 

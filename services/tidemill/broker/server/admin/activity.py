@@ -108,7 +108,7 @@ class ActivityAdmin:
             name=group.name,
             dead_letters=0
             if dead_letters is None
-            else engine.inspection.contents_of(dead_letters).message_count,
+            else engine.dead_letters.counts_of(dead_letters)[0],
             has_polled=engine.inspection.has_popped(group),
             has_progress=keys is not None,
         )
