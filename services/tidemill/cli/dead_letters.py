@@ -46,7 +46,7 @@ app = typer.Typer(
 )
 
 
-class State(StrEnum):
+class LetterStateName(StrEnum):
     """The states of a dead letter."""
 
     OPEN = "open"
@@ -54,7 +54,7 @@ class State(StrEnum):
     DISCARDED = "discarded"
 
 
-class Reason(StrEnum):
+class LetterReasonName(StrEnum):
     """Why a message is a dead letter."""
 
     ATTEMPTS_EXHAUSTED = "attempts-exhausted"
@@ -75,7 +75,7 @@ FilterTopic = Annotated[
     str | None, typer.Option("--topic", help="All open ones of this topic.", callback=in_namespace)
 ]
 FilterReason = Annotated[
-    Reason | None,
+    LetterReasonName | None,
     typer.Option("--reason", case_sensitive=False, help="All open ones with this reason."),
 ]
 FilterTag = Annotated[str | None, typer.Option("--tag", help="All open ones with this tag.")]
@@ -104,11 +104,12 @@ def list_dead_letters(
         str | None, typer.Option(help="Only messages of this topic.", callback=in_namespace)
     ] = None,
     reason: Annotated[
-        Reason | None, typer.Option(case_sensitive=False, help="Only with this reason.")
+        LetterReasonName | None, typer.Option(case_sensitive=False, help="Only with this reason.")
     ] = None,
     tag: Annotated[str | None, typer.Option(help="Only messages with this tag.")] = None,
     state: Annotated[
-        State | None, typer.Option(case_sensitive=False, help="Only in this state. Default: all.")
+        LetterStateName | None,
+        typer.Option(case_sensitive=False, help="Only in this state. Default: all."),
     ] = None,
     dead_from: Annotated[
         str | None, typer.Option("--from", metavar=INSTANT, help="Dead at or after this time.")
@@ -379,7 +380,7 @@ def _copy(
 
 def _filter(
     topic: str | None,
-    reason: Reason | None,
+    reason: LetterReasonName | None,
     tag: str | None,
     dead_from: str | None,
     dead_to: str | None,

@@ -24,7 +24,7 @@ app = typer.Typer(
 POLL_S: Final = 0.5  # between two looks at an operation
 
 
-class State(StrEnum):
+class OperationStateName(StrEnum):
     """The states of an operation."""
 
     RUNNING = "running"
@@ -44,7 +44,8 @@ COLUMNS: Final = ("OPERATION", "STATE", "KIND", "GROUP", "DONE", "TOTAL", "AGE",
 def list_operations(
     context: typer.Context,
     state: Annotated[
-        State | None, typer.Option(case_sensitive=False, help="Only in this state. Default: all.")
+        OperationStateName | None,
+        typer.Option(case_sensitive=False, help="Only in this state. Default: all."),
     ] = None,
     limit: Annotated[
         int, typer.Option(min=1, max=1_000, help="Maximum number of operations.")

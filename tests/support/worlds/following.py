@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.settled_ranges import ranges_of
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout import record, timer_entry
@@ -192,7 +193,7 @@ def _compare_letters(master: Engine, follower: Engine) -> None:
         known, found = (
             [
                 one._replace(begin=max(one.begin, low))
-                for one in engine.catalog.settled_letters.ranges_of(topic_id)
+                for one in ranges_of(engine.catalog.settled_letters, topic_id)
                 if one.end > low
             ]
             for engine in engines

@@ -149,7 +149,7 @@ _FAILURES = Row(
         ),
         panel(
             "Open dead letters",
-            "Dead letters of the consumer group that nobody has replayed or discarded.",
+            "Dead letters of the consumer group that are neither replayed nor discarded.",
             Query(
                 'sum by (consumer_group) (rocketmq_dlq_messages{HERE, GROUP, state="open"})',
                 "{{consumer_group}}",

@@ -78,7 +78,7 @@ class DeadLetterView(Schema):
     broker: str = BROKER
     group: str = Field(description=_GROUP)
     state: DeadLetterStateView = Field(
-        description="OPEN: nobody has replayed or discarded it yet. The other states are final."
+        description="OPEN: it is neither replayed nor discarded. The other states are final."
     )
     reason: DeadLetterReason = Field(
         description="ATTEMPTS_EXHAUSTED: the group has failed all attempts. FORWARDED_BY_CLIENT: a"
@@ -261,9 +261,9 @@ class DeadLetterOutcomeView(Schema):
     outcome: DeadLetterOutcome | None = Field(
         None,
         description="REPLAYED, or DISCARDED: done; a discard of a discarded one too. A replay"
-        " changes nothing with the other outcomes. ALREADY_REPLAYED: somebody was faster."
-        " TOPIC_DELETED: copy it to another topic. DAMAGED: the body is lost; copy it with a new"
-        " body. EXPIRED: retention has removed it. Missing: unknown, see `stoppedBy` and"
+        " changes nothing with the other outcomes. ALREADY_REPLAYED: another call has replayed it"
+        " before. TOPIC_DELETED: copy it to another topic. DAMAGED: the body is lost; copy it with"
+        " a new body. EXPIRED: retention has removed it. Missing: unknown, see `stoppedBy` and"
         " `unreachable`.",
     )
 

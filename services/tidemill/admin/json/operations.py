@@ -21,7 +21,7 @@ class OperationStateView(StrEnum):
 
 
 class OperationKindView(StrEnum):
-    """What an operation does."""
+    """The change that an operation makes."""
 
     REPLAY_DEAD_LETTERS = "REPLAY_DEAD_LETTERS"
     DISCARD_DEAD_LETTERS = "DISCARD_DEAD_LETTERS"
@@ -43,7 +43,7 @@ class OperationView(Schema):
     """An operation."""
 
     id: str = Field(description="Id of the operation: that of its first part.", examples=[_EXAMPLE])
-    kind: OperationKindView = Field(description="What it does.")
+    kind: OperationKindView = Field(description="The change that it makes to each item.")
     group: str = Field(description="Consumer group of the dead letters.")
     state: OperationStateView = Field(
         description="RUNNING while one part runs. FAILED or CANCELLED if one part is."

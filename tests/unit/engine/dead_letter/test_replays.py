@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.disk.log_checker import judge
+from tests.support.settled_ranges import ranges_of
 from tests.support.worlds.engine_world import GROUP, TOPIC, blob
 from tests.support.worlds.letter_world import DEAD, LetterWorld
 from tests.support.worlds.packed_worlds import floors, forget_derived_files, move_floor, pack_all
@@ -174,11 +175,11 @@ def test_states_and_replays_survive_a_restart(power_cut: bool, has_snapshot: boo
         world.checkpoint()
     world.replay(2)
     expected = ["REPLAYED", "DISCARDED", "REPLAYED", "OPEN"]
-    ranges = world.engine.catalog.settled_letters.ranges_of(world.letter(0).topic.id)
+    ranges = ranges_of(world.engine.catalog.settled_letters, world.letter(0).topic.id)
     world.restart(power_cut=power_cut)
     assert bool(world.report.snapshot) == has_snapshot
     assert world.states() == expected
-    assert world.engine.catalog.settled_letters.ranges_of(world.letter(0).topic.id) == ranges
+    assert ranges_of(world.engine.catalog.settled_letters, world.letter(0).topic.id) == ranges
     popped = world.pop(8)
     assert [(one.body, one.attempt) for one in popped] == [("a", 1), ("c", 1)]
     world.ack(*popped)

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from tests.support.seeds import seeds
+from tests.support.settled_ranges import ranges_of
 from tidemill.broker.engine.layout import dead_letter
 from tidemill.broker.engine.layout.dead_letter import DeadLetterState, SettledRange
 from tidemill.broker.engine.layout.numbers import LogOffset, TopicId
@@ -59,7 +60,7 @@ def test_equal_neighbours_form_one_range() -> None:
     letters = SettledLetters()
     for offset in (1, 3, 2, 9):
         settle(letters, DISCARDED, offset)
-    assert letters.ranges_of(TOPIC) == [
+    assert ranges_of(letters, TOPIC) == [
         SettledRange(1, 4, 1_000, 0, DISCARDED),
         SettledRange(9, 10, 1_000, 0, DISCARDED),
     ]
@@ -76,7 +77,7 @@ def test_neighbours_that_differ_stay_apart(change: str) -> None:
         at_ms=1_001 if change == "time" else 1_000,
         operation_id=5 if change == "operation" else 0,
     )
-    assert [(one.begin, one.end) for one in letters.ranges_of(TOPIC)] == [(1, 2), (2, 3)]
+    assert [(one.begin, one.end) for one in ranges_of(letters, TOPIC)] == [(1, 2), (2, 3)]
 
 
 def test_a_range_settles_only_what_is_open() -> None:
@@ -109,7 +110,7 @@ def test_the_ranges_agree_with_a_dictionary(seed: int) -> None:
             known.setdefault(offset, (state, at_ms))
         shown = {
             offset: (one.state, one.settled_at_ms)
-            for one in letters.ranges_of(TOPIC)
+            for one in ranges_of(letters, TOPIC)
             for offset in range(one.begin, one.end)
         }
         assert shown == {offset: value for offset, value in known.items() if offset >= low}
@@ -118,7 +119,7 @@ def test_the_ranges_agree_with_a_dictionary(seed: int) -> None:
         assert letters.counts_of(TOPIC) == counts
         open_ = next(offset for offset in range(low, low + 200) if offset not in known)
         assert letters.first_open(TOPIC, low) == open_
-        begins = [one.begin for one in letters.ranges_of(TOPIC)]
+        begins = [one.begin for one in ranges_of(letters, TOPIC)]
         assert begins == sorted(set(begins))
 
 
@@ -130,7 +131,7 @@ def test_beyond_the_exact_ranges_a_neighbour_joins_and_loses_its_time(
     for offset in range(4):
         settle(letters, DISCARDED, offset, at_ms=offset)
     settle(letters, DISCARDED, 4, at_ms=4)
-    assert letters.ranges_of(TOPIC)[-1] == SettledRange(3, 5, 0, 0, DISCARDED)
+    assert ranges_of(letters, TOPIC)[-1] == SettledRange(3, 5, 0, 0, DISCARDED)
     settle(letters, REPLAYED, 5, at_ms=4)
     assert letters.state_of(TOPIC, 5) is REPLAYED
 
@@ -163,7 +164,7 @@ def test_a_snapshot_has_the_ranges_of_its_moment() -> None:
     for section in frozen:
         stated = dead_letter.decode_ranges(section)
         copy.settle(*stated, LogOffset(0))
-    assert copy.ranges_of(TOPIC) == rows
+    assert ranges_of(copy, TOPIC) == rows
     assert len(list(snapshots(letters))) == 3
 
 
@@ -174,7 +175,7 @@ def test_only_old_records_are_stated_again() -> None:
     end = LogOffset(2_000)
     assert letters.begin_restatement(TOPIC, before=500, log_end=end) == []
     (stated,) = letters.begin_restatement(TOPIC, before=501, log_end=end)
-    assert list(stated.ranges) == letters.ranges_of(TOPIC)
+    assert list(stated.ranges) == ranges_of(letters, TOPIC)
     assert letters.begin_restatement(TOPIC, before=2_000, log_end=end) == []
 
 

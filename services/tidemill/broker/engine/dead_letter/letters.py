@@ -14,7 +14,12 @@ from zlib import crc32
 
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
-from tidemill.broker.engine.layout.dead_letter import DeadLettersDiscarded, DeadLetterState, Replay
+from tidemill.broker.engine.layout.dead_letter import (
+    RANGES_A_RECORD,
+    DeadLettersDiscarded,
+    DeadLetterState,
+    Replay,
+)
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import (
     FLAG_REPLAY,
@@ -227,6 +232,7 @@ class DeadLetters:
         if chosen:
             assert topic is not None, "it has a dead letter"
             ranges = _ranges_of(sorted(chosen))
+            assert len(ranges) <= RANGES_A_RECORD, "the caller bounds a slice"
             self._check_room(topic, len(ranges))
             self._tally.add(len(chosen))
             entry = DeadLettersDiscarded(group.id, topic.id, operation_id, ranges)

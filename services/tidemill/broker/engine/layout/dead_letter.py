@@ -66,7 +66,6 @@ _TOPIC = struct.Struct(">I")
 assert _REPLAY.size == _REPLAY_SIZE, "part of the disk format"
 assert _DISCARD.size == _DISCARD_SIZE, "part of the disk format"
 assert _ROW.size == ROW_SIZE, "part of the disk format"
-REPLAY_BYTES_MAX: Final = _REPLAY_SIZE + 255
 
 
 class DeadLetterState(IntEnum):

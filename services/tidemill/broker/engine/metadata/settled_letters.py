@@ -187,11 +187,6 @@ class SettledLetters:
         ranges = self._topics.get(topic_id)
         return offset if ranges is None else ranges.first_open(offset)
 
-    def ranges_of(self, topic_id: TopicId) -> list[SettledRange]:
-        """Return the ranges of a topic."""
-        ranges = self._topics.get(topic_id)
-        return [] if ranges is None else [row for block in ranges.blocks() for row in block]
-
     # ------------------------------------------------------------ fold
 
     def settle(
