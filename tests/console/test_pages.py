@@ -37,6 +37,11 @@ PATHS = {
     "log-level": "/ui/settings/broker-0/log-level",
     "security": "/ui/security",
     "audit": "/ui/audit",
+    "dead-letters": "/ui/dead-letters?group=mailing",
+    "all-dead-letters": "/ui/dead-letters",
+    "dead-letter": "/ui/groups/mailing/dead-letters/LETTER",
+    "replay": "/ui/groups/mailing/dead-letters/replay?ids=LETTER&sent=1",
+    "copy": "/ui/groups/mailing/dead-letters/LETTER/copy",
     "timers": "/ui/timers",
     "timers-day": "/ui/timers?step=10m",
     "timer": "/ui/timers/broker-0/0",
@@ -47,10 +52,13 @@ PATHS = {
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_a_page_is_accessible_and_fits_a_desktop_and_a_phone(visitor: Visitor, name: str) -> None:
+def test_a_page_is_accessible_and_fits_a_desktop_and_a_phone(
+    visitor: Visitor, world: ConsoleWorld, name: str
+) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
-    with visitor.page(PATHS[name]) as page:
+    path = PATHS[name].replace("LETTER", world.letter_ids()[-1])
+    with visitor.page(path) as page:
         if page.locator("#age").count():
             page.locator(LIVE).wait_for()
         for scheme in ("light", "dark"):
@@ -77,6 +85,66 @@ def test_a_message_is_found_by_its_key_and_shows_its_journey(visitor: Visitor) -
         assert "STORED" in page.locator("table").inner_text().upper()
 
 
+def states_of(world: ConsoleWorld) -> dict[str, str]:
+    found = world.running.get("dead-letters")["deadLetters"]
+    return {each["id"]: each["state"] for each in found}
+
+
+def test_two_selected_dead_letters_are_replayed_to_their_group(
+    visitor: Visitor, world: ConsoleWorld
+) -> None:
+    first, second = world.letter_ids()[:2]
+    with visitor.page("/ui/dead-letters?group=mailing") as page:
+        page.get_by_label(f"Select {first}").check()
+        page.get_by_label(f"Select {second}").check()
+        page.get_by_role("button", name="Replay selected to mailing only...").click()
+        page.get_by_role("button", name="Replay 2 messages to mailing only").click()
+        page.get_by_role("heading", name="Replay dead letters of mailing: done").wait_for()
+        page.get_by_role("link", name="Back").click()
+        page.wait_for_url("**/ui/dead-letters?group=mailing")
+    assert {states_of(world)[one] for one in (first, second)} == {"REPLAYED"}
+
+
+def test_a_dead_letter_is_edited_and_replayed_without_script(
+    visitor: Visitor, world: ConsoleWorld
+) -> None:
+    edited = world.letter_ids()[2]
+    path = f"/ui/groups/mailing/dead-letters/{edited}"
+    with visitor.page(path, java_script_enabled=False) as page:
+        page.get_by_role("link", name="Edit and replay...").click()
+        assert page.get_by_label("Body").input_value().startswith(MARKUP)
+        page.get_by_label("Body").fill('{"amount": 12}')
+        page.get_by_role("button", name="Show the effect").click()
+        page.get_by_role("button", name="Replay the changed message to mailing only").click()
+        page.get_by_role("heading", name=f"Edit and replay {edited}: done").wait_for()
+    assert states_of(world)[edited] == "REPLAYED"
+
+
+def test_a_dead_letter_is_discarded(visitor: Visitor, world: ConsoleWorld) -> None:
+    discarded = world.letter_ids()[3]
+    with visitor.page(f"/ui/groups/mailing/dead-letters/{discarded}") as page:
+        page.get_by_role("link", name="Discard...").click()
+        page.get_by_role("button", name="Discard 1 dead letters of mailing").click()
+        page.get_by_role("heading", name="Discard dead letters of mailing: done").wait_for()
+    assert states_of(world)[discarded] == "DISCARDED"
+
+
+def test_a_group_is_paused_and_resumed(visitor: Visitor, world: ConsoleWorld) -> None:
+    world.running.put("groups/paused")
+    with visitor.page("/ui/groups/paused") as page:
+        page.get_by_role("link", name="Pause...").click()
+        page.get_by_label("Reason").fill("repairs")
+        page.get_by_role("button", name="Show the effect").click()
+        page.get_by_role("button", name="Pause paused until").click()
+        page.get_by_role("heading", name="Pause paused: done").wait_for()
+        page.get_by_role("link", name="Back").click()
+        page.get_by_text("repairs").first.wait_for()
+        page.get_by_role("link", name="Resume...").click()
+        page.get_by_role("button", name="Resume paused").click()
+        page.get_by_role("heading", name="Resume paused: done").wait_for()
+    assert "paused" not in world.running.get("groups/paused")
+
+
 def test_a_locked_queue_is_unlocked(visitor: Visitor) -> None:
     with visitor.page("/ui/groups/booking") as page:
         page.get_by_role("link", name="Unlock...").last.click()
@@ -91,6 +159,16 @@ def test_a_message_is_sent_with_a_delay_and_found_among_the_timers(visitor: Visi
         page.get_by_role("button", name="Send to payments").click()
         page.get_by_role("heading", name="Send to payments: done").wait_for()
         assert "timerId" in page.locator("main").inner_text()
+
+
+def test_lines_of_a_body_arrive_as_they_were_typed(visitor: Visitor, world: ConsoleWorld) -> None:
+    world.running.put("topics/lines", queues=1)
+    with visitor.page("/ui/topics/lines/send") as page:
+        page.get_by_label("Body").fill("one\ntwo")
+        page.get_by_role("button", name="Send to lines").click()
+        page.get_by_role("heading", name="Send to lines: done").wait_for()
+    [sent] = world.running.get("topics/lines/queues/0/messages")["messages"]
+    assert sent["bodyText"] == "one\ntwo"
 
 
 def test_a_topic_is_purged_with_the_mouse(visitor: Visitor, world: ConsoleWorld) -> None:

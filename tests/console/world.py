@@ -11,12 +11,14 @@ from typing import Any, Final
 import httpx
 
 from tests.support.clients.api import api, message
+from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone
 
 MARKUP: Final = "<b onclick=alert(1)>&amp;</b>"  # in every text that a client may choose
 TIMERS: Final = 12
 STORED: Final = 30
 HELD: Final = 3
+LETTERS: Final = 6
 HIDDEN_MS: Final = 3_600_000
 
 
@@ -30,6 +32,11 @@ class ConsoleWorld:
     def admin(self) -> str:
         """The address of the console."""
         return self.running.admin
+
+    def letter_ids(self) -> list[str]:
+        """Return the ids of the first dead letters, the newest first."""
+        found = self.running.get("dead-letters?topic=letters")["deadLetters"]
+        return [each["id"] for each in found if each["replays"] == 0][-LETTERS:]
 
     def send(self, topic: str, body: str, **settings: object) -> dict[str, Any]:
         """Send a message by REST, and return the answer."""
@@ -55,10 +62,31 @@ def filled_world(running: Standalone) -> ConsoleWorld:
     # In a thread, since Playwright runs an event loop in this one.
     with ThreadPoolExecutor() as threads:
         threads.submit(asyncio.run, _hold_messages(running.grpc)).result()
+    _fill_dead_letters(world)
     for number in range(TIMERS):
         due_ms = now_ms + 3_600_000 * (number + 1)
         world.send("payments", MARKUP, keys=[f"payment-{number}"], deliverAtMs=due_ms)
     return world
+
+
+def _fill_dead_letters(world: ConsoleWorld) -> None:
+    """Let a consumer group fail messages, each at its only attempt."""
+    running = world.running
+    running.put("topics/letters", queues=1)
+    running.put("groups/mailing", maxAttempts=1)
+    for number in range(LETTERS):
+        world.send("letters", f"{MARKUP} {number}", keys=[f"letter-{number}"], tag="new")
+    with ThreadPoolExecutor() as threads:
+        threads.submit(asyncio.run, _fail_messages(running.grpc)).result()
+    eventually(lambda: len(running.get("dead-letters")["deadLetters"]) == LETTERS)
+
+
+async def _fail_messages(endpoint: str) -> None:
+    """Receive the messages of `letters` without an ack; their invisible duration is short."""
+    async with api(endpoint, call_s=30) as client:
+        failed: list[object] = []
+        while len(failed) < LETTERS:
+            failed += await client.receive("letters", "mailing", invisible_ms=1_000)
 
 
 async def _hold_messages(endpoint: str) -> None:

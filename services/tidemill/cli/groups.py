@@ -227,9 +227,10 @@ def pause_group(
     * `tidemill group resume billing`
     """
     now_ms = SystemClock().wall_ms()
-    body = {"untilMs": now_ms + duration_ms(duration), "reason": reason}
+    end_ms = now_ms + duration_ms(duration)
+    body = {"untilMs": end_ms, "reason": reason}
     group = _act(context, name, "pause", body, is_dry=is_dry)
-    until_ms = group["paused"]["untilMs"] if "paused" in group else body["untilMs"]
+    until_ms = group["paused"]["untilMs"] if "paused" in group else end_ms
     verb = "would be" if is_dry else "is"
     sentence = f"group {name} {verb} paused until {utc(until_ms)} ({from_now(until_ms, now_ms)})"
     say(context, group, sentence)

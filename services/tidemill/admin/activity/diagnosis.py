@@ -27,7 +27,7 @@ SILENT_HOLDERS_MAX: Final = 3  # findings
 
 
 class Code(StrEnum):
-    """A cause, in the order in which an operator should look at them."""
+    """A cause of a backlog, the first to look at first."""
 
     PAUSED = "PAUSED"
     NO_CONSUMERS = "NO_CONSUMERS"
@@ -52,7 +52,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFacts:
-    """What is known of a consumer group."""
+    """The known facts about a consumer group."""
 
     name: str
     now_ms: int

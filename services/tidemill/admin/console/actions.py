@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
 
-from tidemill.admin.console.forms import Field, InvalidField, read_form, texts_of, values_of
+from tidemill.admin.console.forms import Field, InvalidField, joined, read_form, texts_of, values_of
 from tidemill.admin.console.page import ROOT, Values, answer, html, rest_of, segment
 from tidemill.admin.console.rest_calls import CallProblem, Document, RestCalls
 from tidemill.admin.console.results import Result, Results
@@ -58,7 +58,7 @@ class PageAction:
 
 async def show_form(request: Request, action: PageAction) -> Response:
     """Show the form, with the effects of the dry run if its fields have valid values."""
-    api, given = rest_of(request), request.query_params
+    api, given = rest_of(request), joined(action.fields, request.query_params)
     texts = texts_of(action.fields, given, is_sent=SENT in given)
 
     async def values() -> tuple[str, Values]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from fastapi import Request
+from starlette.datastructures import QueryParams
 
 from tidemill.admin.console.rest_calls import Document
 
@@ -26,6 +27,7 @@ class FieldKind(StrEnum):
     FLAG = "flag"
     CHOICE = "choice"
     TIME = "time"
+    LIST = "list"
 
 
 class InvalidField(Exception):  # An input, not a fault.
@@ -60,6 +62,8 @@ class Field:
             return self._number_of(text)
         if self.kind is FieldKind.TIME:
             return self._time_ms_of(text)
+        if self.kind is FieldKind.LIST:
+            return [line.strip() for line in text.splitlines() if line.strip()]
         return text
 
     def _number_of(self, text: str) -> int:
@@ -76,6 +80,20 @@ class Field:
                 f"{self.label}: {text!r} is not a time; write it as 2026-01-31T18:00:00"
             ) from None
         return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def joined(fields: tuple[Field, ...], given: QueryParams) -> dict[str, str]:
+    """Return the parameters of a URL. Several values of a list, such as checkboxes, are lines."""
+    lists = {each.name for each in fields if each.kind is FieldKind.LIST}
+    return {
+        name: _lines("\n".join(given.getlist(name)) if name in lists else value)
+        for name, value in given.items()
+    }
+
+
+def _lines(text: str) -> str:
+    """Return a text as it was typed: browsers send each end of a line as CR and LF."""
+    return text.replace("\r\n", "\n")
 
 
 def texts_of(
@@ -120,6 +138,7 @@ async def read_form(request: Request) -> dict[str, str]:
     """
     text = (await request.body()).decode("utf-8", "replace")
     try:
-        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=FIELDS_MAX))
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=FIELDS_MAX)
     except ValueError:
         raise InvalidField(f"a form has at most {FIELDS_MAX} fields") from None
+    return {name: _lines(value) for name, value in pairs}

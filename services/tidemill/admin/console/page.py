@@ -28,6 +28,7 @@ NAVIGATION: Final = (
     ("/overview", "Overview", "o"),
     ("/topics", "Topics", "t"),
     ("/groups", "Groups", "r"),
+    ("/dead-letters", "Dead letters", "d"),
     ("/timers", "Timers", "i"),
     ("/messages", "Messages", "m"),
     ("/clients", "Clients", "c"),

@@ -34,6 +34,7 @@ from tidemill.admin.console.pages import (
     audit,
     clients,
     cluster,
+    dead_letters,
     groups,
     messages,
     overview,
@@ -53,6 +54,7 @@ PAGES: Final[tuple[Page, ...]] = (
     *overview.PAGES,
     *topics.PAGES,
     *groups.PAGES,
+    *dead_letters.PAGES,
     *timers.PAGES,
     *messages.PAGES,
     *clients.PAGES,
@@ -64,6 +66,7 @@ PAGES: Final[tuple[Page, ...]] = (
 ACTIONS: Final[tuple[PageAction, ...]] = (
     *topics.ACTIONS,
     *groups.ACTIONS,
+    *dead_letters.ACTIONS,
     *timers.ACTIONS,
     *messages.ACTIONS,
     *clients.ACTIONS,

@@ -27,8 +27,8 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 router = APIRouter(tags=["groups"])
 
 CONSUMERS_MAX: Final = 1_000
-SILENT_MAX: Final = 10  # silent consumers whose messages in flight are counted
-TOPICS_MAX: Final = 20  # topics whose retention is compared
+SILENT_MAX: Final = 10  # silent consumers, with their messages in flight
+TOPICS_MAX: Final = 20  # topics, those with the oldest messages
 
 
 class FindingView(Schema):

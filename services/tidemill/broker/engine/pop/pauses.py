@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @final
 class GroupPauses:
-    """The pauses whose ends are to come."""
+    """The pauses that have not ended."""
 
     def __init__(self, catalog: Catalog, state: PopState) -> None:
         self._pauses = catalog.pauses
@@ -25,7 +25,7 @@ class GroupPauses:
         return min(self._pauses.values(), default=None)
 
     def end_due(self, now_ms: int) -> None:
-        """Wake the polls of groups whose pause has ended."""
+        """Wake the polls of groups at the ends of their pauses."""
         ended = {group_id for group_id, until_ms in self._pauses.items() if until_ms <= now_ms}
         for group_id in ended:
             del self._pauses[group_id]
