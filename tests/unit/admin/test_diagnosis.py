@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.admin.activity.diagnosis import Code, Finding, GroupFacts, Holder, find_findings
+from tidemill.admin.activity.diagnosis import BacklogCause, Code, GroupFacts, Holder, find_findings
 from tidemill.admin.activity.numbers import GroupState
 from tidemill.admin.json.activity import GroupNumbersView
 from tidemill.admin.json.conflicts import ConflictView, PolledFilterView
@@ -56,7 +56,7 @@ def lock(queue: int, waiting: int, since_ms: int = NOW_MS - 30_000) -> QueueLock
     )
 
 
-def only(facts: GroupFacts) -> Finding:
+def only(facts: GroupFacts) -> BacklogCause:
     [found] = find_findings(facts)
     return found
 

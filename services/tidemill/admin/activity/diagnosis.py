@@ -67,7 +67,7 @@ class GroupFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class BacklogCause:
     """A cause with its numbers, and a command that helps."""
 
     code: Code
@@ -76,7 +76,7 @@ class Finding:
     command: str
 
 
-def find_findings(facts: GroupFacts) -> list[Finding]:
+def find_findings(facts: GroupFacts) -> list[BacklogCause]:
     """Return the causes, in the order of their codes; an empty list if none is known."""
     found = [
         *_pause(facts),
@@ -97,11 +97,11 @@ def _command(verb: str, *arguments: str) -> str:
     return f"tidemill {verb} {shlex.join(arguments)}"
 
 
-def _pause(facts: GroupFacts) -> Iterator[Finding]:
+def _pause(facts: GroupFacts) -> Iterator[BacklogCause]:
     pause = facts.pause
     if pause is not None:
         reason = f": {pause.reason}" if pause.reason else ""
-        yield Finding(
+        yield BacklogCause(
             code=Code.PAUSED,
             text=f"paused until {utc(pause.until_ms)} by {pause.by}{reason}",
             numbers={"untilMs": pause.until_ms},
@@ -109,10 +109,10 @@ def _pause(facts: GroupFacts) -> Iterator[Finding]:
         )
 
 
-def _consumers(facts: GroupFacts) -> Iterator[Finding]:
+def _consumers(facts: GroupFacts) -> Iterator[BacklogCause]:
     numbers = facts.numbers
     if numbers.state is GroupState.NEVER_POLLED:
-        yield Finding(
+        yield BacklogCause(
             code=Code.NEVER_POLLED,
             text="no consumer of the group has ever polled a topic, so no message counts for it",
             numbers={},
@@ -120,7 +120,7 @@ def _consumers(facts: GroupFacts) -> Iterator[Finding]:
         )
     elif numbers.consumers == 0:
         waiting = "" if numbers.lag is None else f", and {numbers.lag} messages wait"
-        yield Finding(
+        yield BacklogCause(
             code=Code.NO_CONSUMERS,
             text=f"no consumer is connected{waiting}",
             numbers={"consumers": 0},
@@ -128,7 +128,7 @@ def _consumers(facts: GroupFacts) -> Iterator[Finding]:
         )
 
 
-def _locks(facts: GroupFacts) -> Iterator[Finding]:
+def _locks(facts: GroupFacts) -> Iterator[BacklogCause]:
     blocking = [lock for lock in facts.locks if lock.waiting]
     if not blocking:
         return
@@ -136,7 +136,7 @@ def _locks(facts: GroupFacts) -> Iterator[Finding]:
     held = facts.now_ms - first.since_ms
     holder = f" by {first.client_id}" if first.client_id else ""
     others = f", and {len(blocking) - 1} more queues are locked" if len(blocking) > 1 else ""
-    yield Finding(
+    yield BacklogCause(
         code=Code.LOCKED_QUEUE,
         text=f"queue {first.queue} of {first.topic} at {first.broker} is locked for"
         f" {span(max(held, 0))}{holder}: {first.waiting} messages wait behind"
@@ -154,10 +154,10 @@ def _locks(facts: GroupFacts) -> Iterator[Finding]:
     )
 
 
-def _silent(facts: GroupFacts) -> Iterator[Finding]:
+def _silent(facts: GroupFacts) -> Iterator[BacklogCause]:
     holding = [one for one in facts.silent if one.in_flight and one.silent_ms > SILENT_MS]
     for one in sorted(holding, key=lambda each: -each.in_flight)[:SILENT_HOLDERS_MAX]:
-        yield Finding(
+        yield BacklogCause(
             code=Code.HOLDER_SILENT,
             text=f"consumer {one.client_id} holds {one.in_flight} messages and has made no call for"
             f" {span(one.silent_ms)}",
@@ -166,10 +166,10 @@ def _silent(facts: GroupFacts) -> Iterator[Finding]:
         )
 
 
-def _failing(facts: GroupFacts) -> Iterator[Finding]:
+def _failing(facts: GroupFacts) -> Iterator[BacklogCause]:
     repeated, out = facts.numbers.retry_per_second, facts.numbers.out_per_second
     if repeated is not None and out and repeated > FAILING_SHARE * out:
-        yield Finding(
+        yield BacklogCause(
             code=Code.FAILING,
             text=f"{repeated / out:.0%} of the deliveries are repeated: consumers fail, or take"
             " longer than the invisible duration",
@@ -178,7 +178,7 @@ def _failing(facts: GroupFacts) -> Iterator[Finding]:
         )
 
 
-def _slow(facts: GroupFacts) -> Iterator[Finding]:
+def _slow(facts: GroupFacts) -> Iterator[BacklogCause]:
     numbers = facts.numbers
     in_rate, ack_rate = numbers.in_per_second, numbers.ack_per_second
     if not numbers.lag or not numbers.consumers or not in_rate or ack_rate is None:
@@ -192,7 +192,7 @@ def _slow(facts: GroupFacts) -> Iterator[Finding]:
     }
     text = f"{in_rate:.1f} messages arrive per second, and {numbers.consumers} consumers ack"
     if not ack_rate:
-        yield Finding(
+        yield BacklogCause(
             code=Code.CONSUMERS_SLOW,
             text=f"{text} none",
             numbers=given,
@@ -203,7 +203,7 @@ def _slow(facts: GroupFacts) -> Iterator[Finding]:
     if numbers.in_flight:
         # Little's law: the mean time from a delivery to its ack.
         given["meanWorkMs"] = round(numbers.in_flight / ack_rate * 1_000)
-    yield Finding(
+    yield BacklogCause(
         code=Code.CONSUMERS_SLOW,
         text=f"{text} {ack_rate:.1f}; at this speed {needed} consumers are needed",
         numbers=given,
@@ -211,10 +211,10 @@ def _slow(facts: GroupFacts) -> Iterator[Finding]:
     )
 
 
-def _conflicts(facts: GroupFacts) -> Iterator[Finding]:
+def _conflicts(facts: GroupFacts) -> Iterator[BacklogCause]:
     for one in facts.conflicts:
         if one.kind == "filter":
-            yield Finding(
+            yield BacklogCause(
                 code=Code.SUBSCRIPTIONS_DIFFER,
                 text=f"consumers use {len(one.filters or ())} different filters on {one.topic}, so"
                 " messages that only one of them wants can be lost",
@@ -222,7 +222,7 @@ def _conflicts(facts: GroupFacts) -> Iterator[Finding]:
                 command=_command("group show", facts.name),
             )
         else:
-            yield Finding(
+            yield BacklogCause(
                 code=Code.ORDER_LOST,
                 text=f"topic {one.topic} is FIFO, and the group is CONCURRENT: messages come out of"
                 " order",
@@ -231,12 +231,12 @@ def _conflicts(facts: GroupFacts) -> Iterator[Finding]:
             )
 
 
-def _retention(facts: GroupFacts) -> Iterator[Finding]:
+def _retention(facts: GroupFacts) -> Iterator[BacklogCause]:
     for topic, oldest_at_ms in sorted(facts.oldest_at_ms.items()):
         kept_ms, age_ms = facts.retention_ms.get(topic, -1), facts.now_ms - oldest_at_ms
         if 0 < kept_ms * RETENTION_SHARE < age_ms:
             left_ms = max(kept_ms - age_ms, 0)
-            yield Finding(
+            yield BacklogCause(
                 code=Code.RETENTION_NEAR,
                 text=f"the oldest message of {topic} is {span(age_ms)} old, and retention"
                 f" removes it in {span(left_ms)}",

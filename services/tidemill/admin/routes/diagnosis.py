@@ -31,7 +31,7 @@ SILENT_MAX: Final = 10  # silent consumers, with their messages in flight
 TOPICS_MAX: Final = 20  # topics, those with the oldest messages
 
 
-class FindingView(Schema):
+class BacklogCauseView(Schema):
     """A cause of a backlog."""
 
     code: Code = Field(description="Kind of the cause.")
@@ -44,7 +44,7 @@ class DiagnosisView(Schema):
     """The causes of the backlog of a consumer group, those to look at first at the beginning."""
 
     group: str = Field(description="Name of the consumer group.")
-    findings: list[FindingView] = Field(
+    findings: list[BacklogCauseView] = Field(
         description="The causes. Empty if none is known: the group keeps up, or numbers are"
         " missing."
     )
@@ -93,7 +93,7 @@ async def diagnose_group(
     return DiagnosisView(
         group=group,
         findings=[
-            FindingView(
+            BacklogCauseView(
                 code=each.code, text=each.text, numbers=dict(each.numbers), command=each.command
             )
             for each in find_findings(facts)

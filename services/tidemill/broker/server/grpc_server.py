@@ -151,11 +151,6 @@ async def broker_server(
     links = BrokerLinkService(
         rounds, traffic, view=lambda: None if replicas is None else replicas.view
     )
-    topics = TopicAdmin(rounds)
-    consumer_groups = ConsumerGroupAdmin(rounds)
-    messages, timers = MessageAdmin(rounds, traffic), TimerAdmin(rounds)
-    broker_groups = BrokerGroupAdmin(rounds, members, replica_name=settings.replica_name)
-    deliveries, storage = DeliveryAdmin(rounds), StorageAdmin(rounds)
     producers = Producers()
     relay = Relay(producers)
     checks = CheckBack(
@@ -174,18 +169,18 @@ async def broker_server(
         **({} if replicas is None else replica_methods(replicas)),
         **unary_methods(
             ADMIN,
-            topics,
-            storage,
+            TopicAdmin(rounds),
+            StorageAdmin(rounds),
             ActivityAdmin(rounds, traffic, lag),
-            consumer_groups,
-            messages,
-            timers,
+            ConsumerGroupAdmin(rounds),
+            MessageAdmin(rounds, traffic),
+            TimerAdmin(rounds),
             TransactionAdmin(rounds, producers),
             DedupAdmin(rounds),
             DeadLetterAdmin(rounds),
             OperationAdmin(rounds),
-            deliveries,
-            broker_groups,
+            DeliveryAdmin(rounds),
+            BrokerGroupAdmin(rounds, members, replica_name=settings.replica_name),
             SecurityAdmin(rounds),
             AuditAdmin(rounds),
             relay,
