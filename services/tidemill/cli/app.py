@@ -20,6 +20,7 @@ from tidemill.cli import (
     dead_letters,
     dedup_keys,
     deliveries,
+    doctor,
     filters,
     groups,
     messages,
@@ -73,6 +74,7 @@ Start one on this machine, then look at it from another terminal:
 * `tidemill client ls --group billing`
 * `tidemill broker-group ls`
 * `tidemill storage show`
+* `tidemill doctor`
 * `tidemill security enable`
 * `tidemill user create orders --producer orders --consumer billing:orders`
 * `tidemill audit list --since 1h`
@@ -106,6 +108,7 @@ app.add_typer(quotas.app, name="quota")
 app.add_typer(audit.app, name="audit")
 
 app.add_typer(release.app, name="release")
+app.command("doctor")(doctor.examine)
 
 
 # Distributions that may be missing, with the command that each of them adds.

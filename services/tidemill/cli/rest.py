@@ -1,6 +1,7 @@
 """Calls, errors and output of the commands that use the REST API.
 
-Exit status: 0 done, 1 rejected by the API, 2 wrong usage, 3 the API is unreachable.
+Exit status: 0 done, 1 rejected by the API, 2 wrong usage, 3 the API is unreachable, 4 a check found
+a problem, 5 partly done or partly unknown.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ CLIENTS_SHOWN = 5  # in a warning
 # Columns of text that a narrow terminal may fold. The other columns have names, ids and numbers,
 # which users copy into the next command. They are never folded.
 FOLDED = frozenset(
-    {"BODY", "TOPICS", "REASON", "RETRY", "LEFT", "KEYS", "TAG", "KEPT BY", "BY", "CHANGE"}
+    (
+        *("BODY", "TOPICS", "REASON", "RETRY", "LEFT", "KEYS", "TAG", "KEPT BY", "BY", "CHANGE"),
+        "FINDING",
+    )
 )
 FOLDED_WIDTH_MIN = 8  # columns: below that, each line has one word
 UNFOLDED_WIDTH = 10_000  # columns if a program reads the output: each row is one line
@@ -109,9 +113,8 @@ def call(
     the call, so that it has changed nothing.
     """
     options = options_of(context)
-    client = client_of(options, find_sendable(options), user=_user(), timeout_s=TIMEOUT_S)
     try:
-        return client.call(method, path, body=body, query=query, headers=headers)
+        return connect(context).call(method, path, body=body, query=query, headers=headers)
     except RestOptionError as error:
         raise typer.BadParameter(str(error)) from error
     except RestUnreachable as error:
@@ -127,6 +130,12 @@ def call(
         if error.problem is not None and error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
             on_refusal()
         fail(_reason(options, error), EXIT_REFUSED)
+
+
+def connect(context: typer.Context, *, timeout_s: float = TIMEOUT_S) -> RestClient:
+    """Return a client of the API with the options of the root command. It connects per call."""
+    options = options_of(context)
+    return client_of(options, find_sendable(options), user=_user(), timeout_s=timeout_s)
 
 
 def client_of(
