@@ -182,7 +182,7 @@ def test_a_cap_above_the_level_of_the_chart_is_refused() -> None:
     assert text in refusal(f"featureLevelMax={FEATURE_LEVEL + 1}")
 
 
-@pytest.mark.parametrize(("cap", "written"), [(0, "4010"), (1, "1010"), (2, "2010"), (3, "3010")])
+@pytest.mark.parametrize(("cap", "written"), [(0, "5010"), (1, "1010"), (2, "2010"), (4, "4010")])
 def test_a_cap_keeps_the_format_of_the_stores(cap: int, written: str) -> None:
     """Version 0.1.0 reads stores up to format 1010; a rollback is possible while the cap holds."""
     found = objects(
