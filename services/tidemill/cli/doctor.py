@@ -112,7 +112,7 @@ def _results(client: RestClient, options: Options) -> Iterator[CheckResult]:
 
 
 def _check_settings(client: RestClient, processes: Json) -> CheckResult:
-    """Ask the processes whose kind has several processes."""
+    """Compare the settings of processes of the same kind."""
     kinds = {each["name"]: each["kind"] for each in processes["items"]}
     counts = Counter(kinds.values())
     settings = {
@@ -130,7 +130,7 @@ def _ask(
     *,
     missing_status: int | None = None,
 ) -> Json | Unanswered:
-    """Return an answer, or the reason why there is none; None for a status that says so."""
+    """Return the answer, the reason of a failure, or None for the status `missing_status`."""
     try:
         return client.call("GET", path, query=query)
     except RestRejection as error:
