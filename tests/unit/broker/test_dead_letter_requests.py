@@ -13,10 +13,13 @@ from tests.support.worlds.engine_world import GROUP, TOPIC, blob
 from tests.support.worlds.letter_world import DEAD, LetterWorld
 from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.dead_letter import inspection
+from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.message_filter import EVERY_MESSAGE, TagFilter
+from tidemill.broker.engine.metadata.group_pause import GroupPause
 from tidemill.broker.server.admin import dead_letters
 from tidemill.broker.server.admin.dead_letters import DeadLetterAdmin
 from tidemill.broker.server.round.rpc import ERROR_KEY
+from tidemill.broker.server.round.turn import Turn
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcError
 
@@ -247,6 +250,30 @@ def test_a_dry_run_warns_if_the_filter_excludes_a_tag(tags: tuple[str, ...], cou
         warnings = (await world.settle(REPLAY, 0, dry_run=True)).warnings
         assert len(warnings) == count
         assert all("excludes the tag blue" in one for one in warnings)
+
+    in_world(scenario, prepare)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_dry_run_warns_once_if_the_group_is_paused(*, is_over: bool) -> None:
+    def prepare(world: LetterWorld) -> None:
+        world.group()
+        for topic in (TOPIC, "second"):
+            world.send("a", topic=topic)
+            world.fail(*world.pop(1, topic=topic))
+
+    async def scenario(world: AdminWorld) -> None:
+        def pause(engine: Engine, turn: Turn) -> None:
+            end = GroupPause(until_ms=turn.now_ms + 10_000, by="ops")
+            engine.group_pauses.put(GROUP, end, now_ms=turn.now_ms)
+
+        await world.shell.rounds.call(pause)
+        if is_over:
+            world.shell.advance(10_000)
+        warnings = (await world.settle(REPLAY, 0, 1, dry_run=True)).warnings
+        paused = [one for one in warnings if f"group {GROUP} is paused until" in one]
+        assert len(paused) == (0 if is_over else 1)
+        assert len(warnings) == 2 + len(paused)  # No consumer has polled either topic.
 
     in_world(scenario, prepare)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.server.round.polled_filters import FILTER_LIFE_MS
+from tidemill.common.times import utc
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
@@ -33,8 +34,16 @@ class ReplayWarnings:
         """Return the warnings, at most `WARNINGS_MAX`."""
         texts: list[str] = []
         for (group_id, topic_id), tags in self._pairs.items():
+            texts += self._of_group(group_id)
             texts += self._of_pair(group_id, topic_id, tags)
-        return texts[:WARNINGS_MAX]
+        return list(dict.fromkeys(texts))[:WARNINGS_MAX]
+
+    def _of_group(self, group_id: GroupId) -> list[str]:
+        group = self._engine.catalog.groups[group_id]
+        if group.paused is None or not group.is_paused(self._turn.now_ms):
+            return []
+        end = utc(group.paused.until_ms)
+        return [f"group {group.name} is paused until {end}: it gets the messages after that"]
 
     def _of_pair(self, group_id: GroupId, topic_id: TopicId, tags: set[str]) -> list[str]:
         group = self._engine.catalog.groups[group_id]
