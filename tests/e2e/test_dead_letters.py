@@ -40,6 +40,27 @@ def letters(running: Standalone, **query: str) -> list[dict[str, Any]]:
     return page
 
 
+def all_letters(running: Standalone, *, page_size: int, **query: str) -> list[dict[str, Any]]:
+    """Return the dead letters of all pages."""
+    found: list[dict[str, Any]] = []
+    token: dict[str, str] = {}
+    while True:
+        page = httpx.get(
+            f"{running.admin}/api/v1/dead-letters",
+            params={**query, "pageSize": page_size, **token},
+            trust_env=False,
+        )
+        page.raise_for_status()
+        found += page.json()["deadLetters"]
+        if "nextPageToken" not in page.json():
+            return found
+        token = {"pageToken": page.json()["nextPageToken"]}
+
+
+def brokers_of(running: Standalone, topic: str) -> set[str]:
+    return {queue["broker"] for queue in running.get(f"topics/{topic}")["queueStatus"]}
+
+
 def post(running: Standalone, path: str, body: object, **query: str) -> httpx.Response:
     return httpx.post(
         f"{running.admin}/api/v1/{path}", json=body, params=query, trust_env=False, timeout=20
@@ -207,6 +228,35 @@ def test_an_operation_settles_all_that_match_and_survives_a_kill(running: Standa
     listed = tidemill(running, "-o", "json", "operation", "list", "--state", "done")
     assert id_ in {one["id"] for one in json.loads(listed.stdout)}
     assert "done" in tidemill(running, "operation", "show", id_).stdout
+
+
+def test_dead_letters_of_two_broker_groups_are_one_list_and_one_operation(tmp_path: Path) -> None:
+    bodies = [b"%d" % n for n in range(40)]
+    with standalone(tmp_path / "data", "--groups=2") as running:
+        running.put("topics/spread", queues=2)
+        eventually(lambda: len(brokers_of(running, "spread")) == 2)
+        ids = fail_all(running, "spread", "spread", *bodies)
+        assert {one.partition(":")[0] for one in ids} == {"broker-0", "broker-1"}
+        paged = all_letters(running, page_size=7, group="spread")
+        assert [one["id"] for one in reversed(paged)] == ids
+        times = [one["deadAtMs"] for one in paged]
+        assert times == sorted(times, reverse=True)
+        path = "groups/spread/dead-letters:replay"
+        planned = post(running, path, {"filter": {}}, dryRun="true").json()
+        assert (planned["count"], len(planned["sample"])) == (40, 10)
+        wanted = {"filter": {}, "asOfMs": planned["asOfMs"], "maxCount": 40}
+        refused = post(running, path, {**wanted, "maxCount": 39})
+        assert refused.status_code == 409
+        assert running.get("operations")["operations"] == []  # Neither broker group has begun.
+        id_ = begin(running, path, wanted, key="spread").json()["operation"]["id"]
+        eventually(lambda: running.get(f"operations/{id_}")["state"] == "DONE", within_ms=30_000)
+        ended = running.get(f"operations/{id_}")
+        assert (ended["total"], ended["done"]) == (40, 40)
+        assert {part["broker"] for part in ended["brokers"]} == {"broker-0", "broker-1"}
+        received: list[tuple[bytes, int]] = []
+        while len(received) < len(bodies):
+            received += receive(running, "spread", "spread")
+        assert sorted(received) == sorted((body, 1) for body in bodies)
 
 
 def test_the_command_line_replays_by_filter_and_cancels(running: Standalone) -> None:
