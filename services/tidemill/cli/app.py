@@ -1,4 +1,7 @@
-"""The root of the command line: `tidemill NOUN VERB`."""
+"""The root of the command line: `tidemill NOUN VERB`.
+
+`root` is one piece because each of its options is a parameter.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from tidemill.cli import (
     broker_groups,
     clients,
     cluster,
+    context_commands,
     dead_letters,
     dedup_keys,
     deliveries,
@@ -38,16 +42,9 @@ from tidemill.cli import (
     transactions,
     users,
 )
-from tidemill.cli.credentials import find_credentials
 from tidemill.cli.processes import PROCESSES
-from tidemill.cli.rest import (
-    ADMIN_URL,
-    Options,
-    OutputFormat,
-    admin_url,
-    read_namespace,
-    read_token,
-)
+from tidemill.cli.rest import ADMIN_URL, OutputFormat
+from tidemill.cli.root_options import CONTEXT_NOUN, RootValues, read_options
 from tidemill.common.exit_codes import EXIT_USAGE
 from tidemill.common.prompts import fail
 from tidemill.common.version import version
@@ -75,6 +72,7 @@ Start one on this machine, then look at it from another terminal:
 * `tidemill broker-group ls`
 * `tidemill storage show`
 * `tidemill doctor`
+* `tidemill context create prod https://prod:8080 --protected`
 * `tidemill security enable`
 * `tidemill user create orders --producer orders --consumer billing:orders`
 * `tidemill audit list --since 1h`
@@ -95,6 +93,7 @@ app.add_typer(filters.app, name="filter")
 app.add_typer(clients.app, name="client")
 app.add_typer(broker_groups.app, name="broker-group")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(context_commands.app, name=CONTEXT_NOUN)
 app.add_typer(process_commands.app, name="process")
 app.add_typer(storage.app, name="storage")
 app.add_typer(store.app, name="store")
@@ -192,6 +191,8 @@ _SHARED = (
     "-o",
     "--output",
     "--admin",
+    "--context",
+    "--confirm",
     "--token",
     "--token-file",
     "--secret-file",
@@ -225,6 +226,21 @@ def show_version(*, value: bool) -> None:
 @app.callback()
 def root(
     context: typer.Context,
+    context_name: Annotated[
+        str,
+        typer.Option(
+            "--context",
+            metavar="NAME",
+            envvar="TIDEMILL_CONTEXT",
+            help="Cluster of the command. Default: of `tidemill context use`.",
+        ),
+    ] = "",
+    confirmed: Annotated[
+        str,
+        typer.Option(
+            "--confirm", metavar="NAME", help="Name of the protected context that may change."
+        ),
+    ] = "",
     admin: Annotated[
         str, typer.Option(envvar="TIDEMILL_ADMIN", help="Address of the admin API.")
     ] = ADMIN_URL,
@@ -278,24 +294,20 @@ def root(
     ] = False,
 ) -> None:
     """Store the options of the root command."""
-    context.obj = Options(
-        admin=admin_url(admin),
-        output=output,
-        token=read_token(token, token_file),
-        credentials=find_credentials(user, secret_file),
-        ca_file=_ca_file(context, ca_file),
+    values = RootValues(
+        admin=admin,
+        context_name=context_name,
+        confirmed=confirmed,
+        token=token,
+        token_file=token_file,
+        user=user,
+        secret_file=secret_file,
+        ca_file=ca_file,
         sends_plain_token=sends_plain_token,
-        namespace=read_namespace(namespace, context.invoked_subcommand),
+        namespace=namespace,
+        output=output,
     )
-
-
-def _ca_file(context: typer.Context, file: Path | None) -> Path | None:
-    """Return the file of the authorities, or None for the public authorities."""
-    # The Secret of a publicly signed certificate has no such file, so a missing file that the
-    # environment names is not an error. A missing file on the command line is.
-    source = context.get_parameter_source("ca_file")
-    is_typed = source is None or source.name != "ENVIRONMENT"
-    return file if file is None or is_typed or file.exists() else None
+    context.obj = read_options(context, values)
 
 
 def _add_process(name: str) -> None:

@@ -18,11 +18,10 @@ import typer
 
 from tidemill.common.addresses import is_loopback
 from tidemill.common.exit_codes import EXIT_USAGE
-from tidemill.common.private_files import read_private
+from tidemill.common.private_files import create_private, read_private, replace_private
 from tidemill.common.prompts import fail, warn
 from tidemill.security.tokens import PREFIX
 
-FILE: Final = Path("tidemill") / "credentials"  # in the folder of configurations
 FILE_BYTES_MAX: Final = 16 << 10  # a token of a service account has at most 8 KiB
 
 
@@ -46,10 +45,10 @@ class UserCredentials(NamedTuple):
 
     def is_for(self, address: str) -> bool:
         """Whether they may go to the admin API at an address."""
-        return not self.address or _api_of(self.address) == _api_of(address)
+        return not self.address or api_of(self.address) == api_of(address)
 
 
-def _api_of(address: str) -> tuple[str, int | None]:
+def api_of(address: str) -> tuple[str, int | None]:
     """Return the host and port of an address; all names of this machine are one host."""
     parts = urlsplit(address)
     host = parts.hostname or ""
@@ -62,8 +61,13 @@ def _api_of(address: str) -> tuple[str, int | None]:
 
 def credentials_file() -> Path:
     """Return the path of the file that `security enable` writes."""
+    return config_folder() / "credentials"
+
+
+def config_folder() -> Path:
+    """Return the folder of our files. Raises RuntimeError without a home folder."""
     home = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(home) if home else Path.home() / ".config") / FILE
+    return (Path(home) if home else Path.home() / ".config") / "tidemill"
 
 
 def find_credentials(user: str, secret_file: Path | None) -> UserCredentials | None:
@@ -99,19 +103,24 @@ def find_saved() -> UserCredentials | None:
             return None
     except (OSError, RuntimeError):
         return None  # A container need not have a home folder.
+    return read_saved(file, is_named=False)  # None: `security enable` has not written it yet.
+
+
+def read_saved(file: Path, *, is_named: bool) -> UserCredentials | None:
+    """Return the credentials of a file; None if it is empty. Ends the command if malformed."""
     lines = read_credential(file, "the credentials").split()
     if not lines:
-        return None  # `security enable` has created the file, and not written it yet.
+        return None
     address = lines.pop() if "://" in lines[-1] else ""
     if len(lines) == 1 and lines[0].startswith(PREFIX):
-        return UserCredentials("", lines[0], is_named=False, address=address)
+        return UserCredentials("", lines[0], is_named=is_named, address=address)
     if len(lines) != 2:
         raise typer.BadParameter(
             f"{file} has neither two lines, a user and its secret, nor one line with a named token,"
             " before the address of the admin API"
         )
     user, secret = lines
-    return UserCredentials(user, secret, is_named=False, address=address)
+    return UserCredentials(user, secret, is_named=is_named, address=address)
 
 
 def create_credentials(user: str, secret: str, address: str) -> Path:
@@ -122,7 +131,7 @@ def create_credentials(user: str, secret: str, address: str) -> Path:
     file = credentials_file()
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write(file, _text_of(user, secret, address))
+        create_private(file, _text_of(user, secret, address))
     except FileExistsError:
         fail(
             f"{file} is empty or has other credentials: move it away first, or name a super user"
@@ -137,36 +146,15 @@ def create_credentials(user: str, secret: str, address: str) -> Path:
 def replace_saved(user: str, secret: str, address: str) -> Path:
     """Replace the saved credentials in one step. Warn if it fails: the new secret is printed."""
     file = credentials_file()
-    draft = file.with_name(f"{file.name}.{os.getpid()}.draft")
     try:
-        _write(draft, _text_of(user, secret, address))
-        draft.replace(file)
+        replace_private(file, _text_of(user, secret, address))
     except OSError as error:
-        draft.unlink(missing_ok=True)
         warn(f"cannot save the new secret in {file}: {error}; write it there by hand")
     return file
 
 
 def _text_of(user: str, secret: str, address: str) -> str:
     return "".join(f"{line}\n" for line in (user, secret, address) if line)
-
-
-def _write(file: Path, text: str) -> None:
-    """Write a new file of this account alone, and sync it. Raises OSError, and leaves no file."""
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.write(descriptor, text.encode())
-        os.fsync(descriptor)
-    except OSError:
-        file.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(descriptor)
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def read_credential(file: Path, what: str) -> str:

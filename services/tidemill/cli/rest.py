@@ -22,6 +22,7 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
+from tidemill.cli.contexts import ClusterContext
 from tidemill.cli.credentials import UserCredentials, credentials_file, read_credential
 from tidemill.common.addresses import is_loopback
 from tidemill.common.errors import BadRequest
@@ -69,6 +70,8 @@ NAMESPACED = frozenset(
         "client",
     }
 )
+READING_PATHS = frozenset({"/access:check"})  # they change nothing with any method
+CONFIRMED = "tidemill.confirmed"  # in the memory of a command: the user has typed the context
 T = TypeVar("T")
 # The reasons that versions of OpenSSL give for bytes that are not TLS.
 _NO_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"}
@@ -92,6 +95,9 @@ class Options:
     ca_file: Path | None = None  # authorities that signed the certificate of the API
     sends_plain_token: bool = False  # over plain HTTP, also to another machine
     namespace: str = ""  # of topics and consumer groups
+    context: ClusterContext | None = None  # in effect
+    context_name: str = ""  # given by an option or a variable
+    confirmed: str = ""  # name of the protected context that may change
 
 
 def call(
@@ -113,6 +119,8 @@ def call(
     the call, so that it has changed nothing.
     """
     options = options_of(context)
+    if method != "GET" and path not in READING_PATHS and not _is_dry(body, query):
+        confirm_context(context, on_refusal)
     try:
         return connect(context).call(method, path, body=body, query=query, headers=headers)
     except RestOptionError as error:
@@ -130,6 +138,33 @@ def call(
         if error.problem is not None and error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
             on_refusal()
         fail(_reason(options, error), EXIT_REFUSED)
+
+
+def _is_dry(body: Json, query: dict[str, str] | None) -> bool:
+    in_body = isinstance(body, dict) and body.get("dryRun") is True
+    return in_body or (query or {}).get("dryRun") == "true"
+
+
+def confirm_context(context: typer.Context, on_refusal: Callable[[], None] = lambda: None) -> None:
+    """Ask for the name of a protected context, once per command, before its first change."""
+    options = options_of(context)
+    protected = options.context
+    if protected is None or not protected.is_protected or protected.name == options.confirmed:
+        return
+    if context.meta.setdefault(CONFIRMED, False):
+        return
+    if not sys.stdin.isatty():
+        on_refusal()
+        fail(
+            f"context {protected.name} is protected, and standard input is not a terminal; add"
+            f" --confirm {protected.name}",
+            EXIT_USAGE,
+        )
+    question = f"Context {protected.name} is protected. Type its name to change {options.admin}"
+    if typer.prompt(question, err=True, default="", show_default=False) != protected.name:
+        on_refusal()
+        fail(f"this is not the name {protected.name}; nothing is changed", EXIT_USAGE)
+    context.meta[CONFIRMED] = True
 
 
 def connect(context: typer.Context, *, timeout_s: float = TIMEOUT_S) -> RestClient:

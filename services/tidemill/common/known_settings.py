@@ -164,7 +164,7 @@ KNOWN_KEYS = frozenset(
 # Variables with our prefix that are not settings: those of the command line, which a test compares
 # with it, and those that Kubernetes creates for a service with our name.
 _OTHER_VARIABLES = re.compile(
-    r"ADMIN|ADMIN_TOKEN|ADMIN_PLAIN_TOKEN|ADMIN_CA_FILE|USER|SECRET_FILE|ENDPOINTS"
+    r"ADMIN|ADMIN_TOKEN|ADMIN_PLAIN_TOKEN|ADMIN_CA_FILE|CONTEXT|USER|SECRET_FILE|ENDPOINTS"
     r"|PIPELINE_PRIORITY|COMMIT|TEST_.*"
     r"|(.*_)?SERVICE_HOST|(.*_)?SERVICE_PORT(_.*)?|(.*_)?PORT_\d+_.*"
 )

@@ -29,3 +29,32 @@ def make_private_folder(folder: Path) -> None:
     them for others.
     """
     folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
+
+
+def create_private(file: Path, text: str) -> None:
+    """Write a new file of this account alone, and sync it. Raises OSError, and leaves no file."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR)
+    try:
+        os.write(descriptor, text.encode())
+        os.fsync(descriptor)
+    except OSError:
+        file.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def replace_private(file: Path, text: str) -> None:
+    """Replace a file of this account alone in one step. Raises OSError; the old one stays then."""
+    draft = file.with_name(f"{file.name}.{os.getpid()}.draft")
+    try:
+        create_private(draft, text)
+        draft.replace(file)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
