@@ -20,6 +20,7 @@ from tidemill.cli import (
     broker_groups,
     clients,
     cluster,
+    completion,
     context_commands,
     dead_letters,
     dedup_keys,
@@ -42,6 +43,7 @@ from tidemill.cli import (
     transactions,
     users,
 )
+from tidemill.cli.completion_names import complete_context
 from tidemill.cli.processes import PROCESSES
 from tidemill.cli.rest import ADMIN_URL, OutputFormat
 from tidemill.cli.root_options import CONTEXT_NOUN, RootValues, read_options
@@ -52,6 +54,7 @@ from tidemill.common.version import version
 app = typer.Typer(
     name="tidemill",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="""A message broker that official Apache RocketMQ 5 clients use unmodified.
@@ -72,6 +75,7 @@ Start one on this machine, then look at it from another terminal:
 * `tidemill broker-group ls`
 * `tidemill storage show`
 * `tidemill doctor`
+* `source <(tidemill completion bash)`
 * `tidemill context create prod https://prod:8080 --protected`
 * `tidemill security enable`
 * `tidemill user create orders --producer orders --consumer billing:orders`
@@ -108,6 +112,7 @@ app.add_typer(audit.app, name="audit")
 
 app.add_typer(release.app, name="release")
 app.command("doctor")(doctor.examine)
+app.command("completion")(completion.print_script)
 
 
 # Distributions that may be missing, with the command that each of them adds.
@@ -202,7 +207,15 @@ _SHARED = (
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run a command and exit."""
+    """Run a command and exit, or complete one for a shell and exit."""
+    if completion.is_completing():
+        completion.prepare_completion(_move_shared, _SHARED)
+        app([], prog_name=completion.PROGRAM)
+    app(_move_shared(arguments))
+
+
+def _move_shared(arguments: Sequence[str]) -> list[str]:
+    """Move the options of the root to the front."""
     first: list[str] = []
     rest: list[str] = []
     remaining = iter(arguments)
@@ -213,7 +226,7 @@ def run(arguments: Sequence[str]) -> None:
             first.append(argument)
         else:
             rest.append(argument)
-    app([*first, *rest])
+    return [*first, *rest]
 
 
 def show_version(*, value: bool) -> None:
@@ -232,6 +245,7 @@ def root(
             "--context",
             metavar="NAME",
             envvar="TIDEMILL_CONTEXT",
+            autocompletion=complete_context,
             help="Cluster of the command. Default: of `tidemill context use`.",
         ),
     ] = "",

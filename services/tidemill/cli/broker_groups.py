@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tidemill.cli.completion_names import complete_broker_group
 from tidemill.cli.rest import OutputFormat, call, check_is_sure, options_of, say, segment, show
 from tidemill.cli.watching import watch
 from tidemill.common.exit_codes import EXIT_REFUSED
@@ -31,7 +32,12 @@ first: it stores no new messages, and consumers empty it.
 WAIT_S = 1.0  # between two checks of a draining broker group
 COLUMNS = ("BROKER GROUP", "STATE", "ADDRESS", "EPOCH", "REACHABLE", "SILENT", "LEFT", "REASON")
 
-Name = Annotated[str, typer.Argument(help="Name of the broker group, as `ls` shows it.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="Name of the broker group, as `ls` shows it.", autocompletion=complete_broker_group
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 

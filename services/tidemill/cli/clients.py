@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tidemill.cli.completion_names import complete_group, complete_topic
 from tidemill.cli.conflicts import conflict_text
 from tidemill.cli.messages import printable
 from tidemill.cli.rest import (
@@ -40,10 +41,18 @@ LISTED_MAX = 1_000  # clients of the table; filters find clients beyond that
 def list_clients(
     context: typer.Context,
     group: Annotated[
-        str | None, typer.Option(help="Only consumers of this group.", callback=in_namespace)
+        str | None,
+        typer.Option(
+            help="Only consumers of this group.",
+            callback=in_namespace,
+            autocompletion=complete_group,
+        ),
     ] = None,
     topic: Annotated[
-        str | None, typer.Option(help="Only clients of this topic.", callback=in_namespace)
+        str | None,
+        typer.Option(
+            help="Only clients of this topic.", callback=in_namespace, autocompletion=complete_topic
+        ),
     ] = None,
     limit: Annotated[
         int, typer.Option(min=1, max=LISTED_MAX, help="Maximum number of clients.")

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
+from tidemill.cli.completion_names import complete_broker_group
 from tidemill.cli.rest import call, check_is_sure, say, segment, show
 from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_USAGE
 from tidemill.common.prompts import confirm, fail
@@ -33,10 +34,17 @@ WAIT_PERIOD_S: Final = 0.3  # about the time of a transfer
 STATUS = ("BROKER GROUP", "REPLICA", "ROLE", "ADDRESS", "EPOCH", "LAG", "SILENT", "ALARM")
 HISTORY = ("BROKER GROUP", "EPOCH", "AT", "FROM", "TO", "SENDS AWAY", "CUT", "REASON")
 
-Name = Annotated[str, typer.Argument(help="Name of the broker group, as `status` shows it.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="Name of the broker group, as `status` shows it.", autocompletion=complete_broker_group
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on a terminal.")]
-AnyName = Annotated[str, typer.Argument(help="Broker group. Default: all.")]
+AnyName = Annotated[
+    str, typer.Argument(help="Broker group. Default: all.", autocompletion=complete_broker_group)
+]
 
 
 @app.command("status")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tidemill.cli.completion_names import complete_context
 from tidemill.cli.contexts import NAME, NAME_TEXT, ClusterContext, read_contexts, save_contexts
 from tidemill.cli.rest import admin_url, check_is_sure, options_of, say, show
 from tidemill.common.exit_codes import EXIT_REFUSED
@@ -27,9 +28,9 @@ A context has the address of the admin API, and optionally its CA file and a fil
 """,
 )
 
-COLUMNS = ("CONTEXT", "IN USE", "ADDRESS", "PROTECTED", "CA FILE", "CREDENTIALS FILE")
+Name = Annotated[str, typer.Argument(help="Name of the context.", autocompletion=complete_context)]
 
-Name = Annotated[str, typer.Argument(help="Name of the context.")]
+COLUMNS = ("CONTEXT", "IN USE", "ADDRESS", "PROTECTED", "CA FILE", "CREDENTIALS FILE")
 
 
 @app.command("list")
@@ -46,7 +47,12 @@ def list_contexts(context: typer.Context) -> None:
 @app.command("show")
 def show_context(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Context. Default: the one of the command.")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Context. Default: the one of the command.", autocompletion=complete_context
+        ),
+    ] = "",
 ) -> None:
     """Show a context.
 
@@ -65,7 +71,9 @@ def show_context(
 @app.command("use")
 def use_context(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the context.")] = "",
+    name: Annotated[
+        str, typer.Argument(help="Name of the context.", autocompletion=complete_context)
+    ] = "",
     is_none: Annotated[bool, typer.Option("--none", help="Use no context.")] = False,
 ) -> None:
     """Let commands without --context use a context.
@@ -87,7 +95,7 @@ def use_context(
 @app.command("create")
 def create_context(
     context: typer.Context,
-    name: Name,
+    name: Annotated[str, typer.Argument(help="Name of the context.")],
     address: Annotated[str, typer.Argument(help="Address of the admin API.")],
     ca_file: Annotated[
         Path | None,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tidemill.cli.completion_names import complete_group, complete_topic
 from tidemill.cli.dead_letter_changes import (
     COLUMNS,
     OUTCOME_WORDS,
@@ -62,7 +63,12 @@ class LetterReasonName(StrEnum):
     DAMAGED = "damaged"
 
 
-Group = Annotated[str, typer.Argument(help="Name of the consumer group.", callback=in_namespace)]
+Group = Annotated[
+    str,
+    typer.Argument(
+        help="Name of the consumer group.", callback=in_namespace, autocompletion=complete_group
+    ),
+]
 Id = Annotated[
     str, typer.Argument(metavar="ID", help="Id of the dead letter, as `dead-letter list` shows it.")
 ]
@@ -72,7 +78,13 @@ Ids = Annotated[
 ]
 All = Annotated[bool, typer.Option("--all", help="All open dead letters of the group.")]
 FilterTopic = Annotated[
-    str | None, typer.Option("--topic", help="All open ones of this topic.", callback=in_namespace)
+    str | None,
+    typer.Option(
+        "--topic",
+        help="All open ones of this topic.",
+        callback=in_namespace,
+        autocompletion=complete_topic,
+    ),
 ]
 FilterReason = Annotated[
     LetterReasonName | None,
@@ -98,10 +110,18 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 def list_dead_letters(
     context: typer.Context,
     group: Annotated[
-        str | None, typer.Option(help="Only this consumer group.", callback=in_namespace)
+        str | None,
+        typer.Option(
+            help="Only this consumer group.", callback=in_namespace, autocompletion=complete_group
+        ),
     ] = None,
     topic: Annotated[
-        str | None, typer.Option(help="Only messages of this topic.", callback=in_namespace)
+        str | None,
+        typer.Option(
+            help="Only messages of this topic.",
+            callback=in_namespace,
+            autocompletion=complete_topic,
+        ),
     ] = None,
     reason: Annotated[
         LetterReasonName | None, typer.Option(case_sensitive=False, help="Only with this reason.")
@@ -311,6 +331,7 @@ def copy_dead_letter(
             help="Send the copy to this topic, for all of its consumer groups. Default: replay it"
             " to the consumer group alone.",
             callback=in_namespace,
+            autocompletion=complete_topic,
         ),
     ] = None,
     is_discarded: Annotated[

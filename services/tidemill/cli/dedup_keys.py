@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import typer
 
+from tidemill.cli.completion_names import complete_topic
 from tidemill.cli.rest import (
     call,
     check_is_sure,
@@ -33,7 +34,10 @@ _MIB: Final = 1 << 20
 
 app = typer.Typer(no_args_is_help=True, help="Show the message of a dedup key, and free the key.")
 
-Topic = Annotated[str, typer.Argument(help="Topic of the key.", callback=in_namespace)]
+Topic = Annotated[
+    str,
+    typer.Argument(help="Topic of the key.", callback=in_namespace, autocompletion=complete_topic),
+]
 Key = Annotated[str, typer.Argument(help="The key. It may contain slashes.")]
 MessageGroup = Annotated[
     str | None, typer.Option(help="Message group of the messages. Default: messages without one.")

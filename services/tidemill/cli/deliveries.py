@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
+from tidemill.cli.completion_names import complete_group, complete_topic
 from tidemill.cli.messages import printable
 from tidemill.cli.rest import (
     PAGE_SIZE,
@@ -26,10 +27,21 @@ from tidemill.common.times import age, from_now
 app = typer.Typer(no_args_is_help=True, help="List and release messages in flight.")
 
 Name = Annotated[
-    str, typer.Argument(metavar="GROUP", help="Name of the consumer group.", callback=in_namespace)
+    str,
+    typer.Argument(
+        metavar="GROUP",
+        help="Name of the consumer group.",
+        callback=in_namespace,
+        autocompletion=complete_group,
+    ),
 ]
 Topic = Annotated[
-    str | None, typer.Option(help="Only this topic, with its retries.", callback=in_namespace)
+    str | None,
+    typer.Option(
+        help="Only this topic, with its retries.",
+        callback=in_namespace,
+        autocompletion=complete_topic,
+    ),
 ]
 Queue = Annotated[
     int | None, typer.Option(min=0, help="Only queues with this number, without retries.")

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from tidemill.cli import progress_watch
+from tidemill.cli.completion_names import complete_group, complete_topic
 from tidemill.cli.conflicts import conflict_text, filter_text
 from tidemill.cli.messages import printable
 from tidemill.cli.numbers import GroupSort, number, sort_of, warn_unknown
@@ -48,7 +49,12 @@ QUEUES_SHOWN_MAX = 8  # queues in the question before a reset
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Name = Annotated[str, typer.Argument(help="Name of the consumer group.", callback=in_namespace)]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="Name of the consumer group.", callback=in_namespace, autocompletion=complete_group
+    ),
+]
 
 
 PriorityFactor = Annotated[
@@ -310,7 +316,11 @@ def scale_hint(
     name: Name,
     topic: Annotated[
         str | None,
-        typer.Option(help="Only this topic; else all that the group reads.", callback=in_namespace),
+        typer.Option(
+            help="Only this topic; else all that the group reads.",
+            callback=in_namespace,
+            autocompletion=complete_topic,
+        ),
     ] = None,
     horizon: Annotated[
         int | None,
@@ -436,7 +446,12 @@ def _show_locks(locks: list[Json], now_ms: int) -> None:
 def release_lock(
     context: typer.Context,
     name: Name,
-    topic: Annotated[str, typer.Option(help="Topic of the locked queue.", callback=in_namespace)],
+    topic: Annotated[
+        str,
+        typer.Option(
+            help="Topic of the locked queue.", callback=in_namespace, autocompletion=complete_topic
+        ),
+    ],
     queue: Annotated[int, typer.Option(min=0, help="Number of the locked queue.")],
     broker: Annotated[
         str | None,
@@ -488,7 +503,12 @@ def _lock_words(lock: Json) -> str:
 def reset_group(
     context: typer.Context,
     name: Name,
-    topic: Annotated[str, typer.Option(help="Topic of the reset.", callback=in_namespace)],
+    topic: Annotated[
+        str,
+        typer.Option(
+            help="Topic of the reset.", callback=in_namespace, autocompletion=complete_topic
+        ),
+    ],
     to: Annotated[TopicEnd | None, typer.Option(help="An end of the topic.")] = None,
     at: Annotated[
         str | None,
@@ -538,7 +558,12 @@ def forget_pulled(
     context: typer.Context,
     name: Name,
     topic: Annotated[
-        str, typer.Option(help="Topic that the group no longer pulls.", callback=in_namespace)
+        str,
+        typer.Option(
+            help="Topic that the group no longer pulls.",
+            callback=in_namespace,
+            autocompletion=complete_topic,
+        ),
     ],
     is_dry: DryRun = False,
     is_sure: Yes = False,

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from tidemill.cli.completion_names import complete_topic
 from tidemill.cli.reading import queues_of, read
 from tidemill.cli.rest import (
     OutputFormat,
@@ -36,7 +37,12 @@ app = typer.Typer(
     no_args_is_help=True, help="Send messages, and look at them without consuming them."
 )
 
-Topic = Annotated[str, typer.Argument(help="Topic of the message.", callback=in_namespace)]
+Topic = Annotated[
+    str,
+    typer.Argument(
+        help="Topic of the message.", callback=in_namespace, autocompletion=complete_topic
+    ),
+]
 
 COLUMNS = (
     "MESSAGE ID",
@@ -72,7 +78,12 @@ def _checked_key(key: str | None) -> str | None:
 @app.command("send")
 def send_message(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(help="Topic to send to.", callback=in_namespace)],
+    topic: Annotated[
+        str,
+        typer.Argument(
+            help="Topic to send to.", callback=in_namespace, autocompletion=complete_topic
+        ),
+    ],
     body: Annotated[str | None, typer.Argument(help="The body, as text.")] = None,
     body_file: Annotated[
         Path | None, typer.Option(help="Take the body from this file instead; - is standard input.")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tidemill.cli.completion_names import complete_process
 from tidemill.cli.rest import call, say, segment, show, warn_unreachable
 from tidemill.common.clock import SystemClock
 from tidemill.common.rest_client import Json
@@ -40,7 +41,12 @@ class Level(StrEnum):
     DEFAULT = "default"
 
 
-Name = Annotated[str, typer.Argument(help="Name of the process, as `list` shows it.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="Name of the process, as `list` shows it.", autocompletion=complete_process
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
 
 
@@ -111,7 +117,12 @@ def list_settings(
 @app.command("set-log-level")
 def set_log_level(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the process; '*': all processes.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Name of the process; '*': all processes.", autocompletion=complete_process
+        ),
+    ],
     level: Annotated[
         Level, typer.Argument(help="Lowest severity of log lines; default: of the settings.")
     ],

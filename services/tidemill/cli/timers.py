@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tidemill.cli.completion_names import complete_topic
 from tidemill.cli.pages import read_pages
 from tidemill.cli.rest import (
     call,
@@ -53,7 +54,8 @@ COLUMNS = ("TIMER", "DUE", "IN", "TOPIC", "QUEUE", "MESSAGE ID", "TAG", "KEYS", 
 def list_timers(
     context: typer.Context,
     topic: Annotated[
-        str | None, typer.Option(help="Only this topic.", callback=in_namespace)
+        str | None,
+        typer.Option(help="Only this topic.", callback=in_namespace, autocompletion=complete_topic),
     ] = None,
     due_from: Annotated[
         str | None, typer.Option(metavar=INSTANT, help="Earliest due time.")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tidemill.cli.completion_names import complete_topic
 from tidemill.cli.dedup_keys import (
     KeySource,
     MaxWait,
@@ -45,7 +46,10 @@ FOREVER, DEFAULT = "forever", "default"  # values of --retention
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, show and delete topics.")
 
-Name = Annotated[str, typer.Argument(help="Name of the topic.", callback=in_namespace)]
+Name = Annotated[
+    str,
+    typer.Argument(help="Name of the topic.", callback=in_namespace, autocompletion=complete_topic),
+]
 Queues = Annotated[
     int | None,
     typer.Option(help="Number of queues, which bounds how far FIFO spreads; 8 by default."),

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tidemill.cli.completion_names import complete_topic
 from tidemill.cli.pages import read_pages
 from tidemill.cli.rest import (
     OutputFormat,
@@ -65,7 +66,8 @@ COLUMNS = ("TRANSACTION", "STATE", "AGE", "TOPIC", "CHECKS", "NEXT CHECK", "MESS
 def list_transactions(
     context: typer.Context,
     topic: Annotated[
-        str | None, typer.Option(help="Only this topic.", callback=in_namespace)
+        str | None,
+        typer.Option(help="Only this topic.", callback=in_namespace, autocompletion=complete_topic),
     ] = None,
     state: Annotated[
         State | None,
@@ -176,7 +178,9 @@ def recover_transactions(
     topic: Annotated[
         str | None,
         typer.Option(
-            help="Recover up to 1,000 expired transactions of this topic.", callback=in_namespace
+            help="Recover up to 1,000 expired transactions of this topic.",
+            callback=in_namespace,
+            autocompletion=complete_topic,
         ),
     ] = None,
     older_than: OlderThan = None,
