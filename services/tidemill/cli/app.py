@@ -39,6 +39,7 @@ from tidemill.cli import (
     store,
     timers,
     tokens,
+    top,
     topics,
     transactions,
     users,
@@ -75,6 +76,7 @@ Start one on this machine, then look at it from another terminal:
 * `tidemill broker-group ls`
 * `tidemill storage show`
 * `tidemill doctor`
+* `tidemill top`
 * `source <(tidemill completion bash)`
 * `tidemill context create prod https://prod:8080 --protected`
 * `tidemill security enable`
@@ -112,6 +114,7 @@ app.add_typer(audit.app, name="audit")
 
 app.add_typer(release.app, name="release")
 app.command("doctor")(doctor.examine)
+app.command("top")(top.show_top)
 app.command("completion")(completion.print_script)
 
 
