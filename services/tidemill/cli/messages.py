@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from tidemill.cli.completion_names import complete_topic
+from tidemill.cli.message_stream import send_lines
 from tidemill.cli.reading import queues_of, read
 from tidemill.cli.rest import (
     OutputFormat,
@@ -84,7 +85,10 @@ def send_message(
             help="Topic to send to.", callback=in_namespace, autocompletion=complete_topic
         ),
     ],
-    body: Annotated[str | None, typer.Argument(help="The body, as text.")] = None,
+    body: Annotated[
+        str | None,
+        typer.Argument(help="The body, as text; -: a message per line of standard input."),
+    ] = None,
     body_file: Annotated[
         Path | None, typer.Option(help="Take the body from this file instead; - is standard input.")
     ] = None,
@@ -125,8 +129,20 @@ def send_message(
             " prints the first answer.",
         ),
     ] = None,
+    is_json_lines: Annotated[
+        bool,
+        typer.Option(
+            "--json-lines",
+            help="With -: each line is a JSON object with fields of REST, such as body, tag, keys,"
+            " properties, delayMs, messageGroup, idempotencyKey.",
+        ),
+    ] = False,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="With -: messages per second at most. Default: no limit."),
+    ] = None,
 ) -> None:
-    """Send a message, at once or for a later time.
+    """Send a message, at once or for a later time; or one per line of standard input.
 
     The type of the topic must be NORMAL or MIXED; with a delay DELAY or MIXED, with a message group
     FIFO or MIXED, with a priority PRIORITY. `tidemill timer` cancels or reschedules a delayed
@@ -138,13 +154,23 @@ def send_message(
     * `tidemill message send orders "happy new year" --at 2027-01-01T00:00:00+01:00`
     * `date | tidemill message send orders --body-file -`
     * `tidemill message send orders "hello" --idempotency-key order-17`
+    * `tidemill message send orders - --rate 100 < bodies.txt`
+    * `tidemill message send orders - --json-lines < messages.jsonl`
+
+    With `-`, the lines are sent in their order, one after the other. Exit status: 5 if some lines
+    failed, 1 if all did.
     """
+    is_stream = body == "-"
+    if not is_stream and (is_json_lines or rate is not None):
+        raise typer.BadParameter("--json-lines and --rate need the body -")
+    if is_stream and idempotency_key is not None:
+        raise typer.BadParameter("with -, --idempotency-key would be the same for each line")
     if (body is None) == (body_file is None):
         raise typer.BadParameter("give either a body or --body-file")
     if sum(time is not None for time in (delay, at, level)) > 1:
         raise typer.BadParameter("give at most one of --delay, --at and --level")
     fields = {
-        "body": body,
+        "body": None if is_stream else body,
         "bodyBase64": None if body_file is None else file_base64(body_file),
         "delayMs": None if delay is None else duration_ms(delay),
         "deliverAtMs": None if at is None else instant_ms(at),
@@ -156,6 +182,9 @@ def send_message(
         "priority": priority,
     }
     given = {name: value for name, value in fields.items() if value is not None}
+    if is_stream:
+        send_lines(context, topic, given, is_json=is_json_lines, rate=rate)
+        return
     headers = None if idempotency_key is None else {"Idempotency-Key": idempotency_key}
     path = f"/topics/{segment(topic)}/messages"
     sent = call(context, "POST", path, body=given, headers=headers)

@@ -34,6 +34,7 @@ from tidemill.cli.rest import (
     warn_clients,
     warn_unreachable,
 )
+from tidemill.cli.topic_copies import like
 from tidemill.cli.topic_texts import change_text, checks_text, retention_text
 from tidemill.common.clock import SystemClock
 from tidemill.common.prompts import confirm, warn
@@ -134,6 +135,16 @@ CheckAttempts = Annotated[
 Force = Annotated[
     bool, typer.Option("--force", help="Change the type even of a topic with messages.")
 ]
+Like = Annotated[
+    str | None,
+    typer.Option(
+        "--like",
+        metavar="TOPIC",
+        help="Take the settings of this topic, without its messages. Other options precede them.",
+        callback=in_namespace,
+        autocompletion=complete_topic,
+    ),
+]
 
 UNSERVED = {TopicTypeName.LITE}
 
@@ -192,12 +203,17 @@ def create_topic(
     dedup_max_wait: MaxWait = None,
     dedup_memory: Memory = None,
     is_forced: Force = False,
+    model: Like = None,
 ) -> None:
     """Create a topic, or change one.
 
-    Example: tidemill topic create orders --type FIFO --queues 4
+    A topic cannot be renamed. Create another one with --like, move producers and consumers to it,
+    and delete the old topic when its consumers have received its messages.
 
-    Example: tidemill topic create reminders --type DELAY --delivery-spread 5s
+    Examples:
+    * `tidemill topic create orders --type FIFO --queues 4`
+    * `tidemill topic create reminders --type DELAY --delivery-spread 5s`
+    * `tidemill topic create orders-eu --like orders`
     """
     body: dict[str, Json] = {
         "messageType": kind.value if kind else None,
@@ -208,7 +224,7 @@ def create_topic(
     body["transaction"] = _checks_body(first_check, check_period, check_attempts)
     options = dedup_window, dedup_key_from, dedup_mode, dedup_max_wait, dedup_memory
     dedup = dedup_body(*options, is_on=False)
-    _put(context, name, body, dedup, is_forced=is_forced)
+    _put(context, name, body, dedup, is_forced=is_forced, model=model)
 
 
 @app.command("set")
@@ -264,12 +280,15 @@ def _put(
     dedup: dict[str, Json],
     *,
     is_forced: bool,
+    model: str | None = None,
 ) -> None:
     """Put the given settings. `dedup` is empty, or has the deduplication, null to turn it off."""
     given: dict[str, Json] = {
         key: value for key, value in body.items() if value is not None and value != {}
     }
     given.update(dedup)
+    if model is not None:
+        given = like(context, name, model, given)
     if is_forced:
         given["force"] = True
     topic = call(context, "PUT", f"/topics/{segment(name)}", body=given)

@@ -7,7 +7,7 @@ import contextlib
 import ssl
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
@@ -68,6 +68,7 @@ class RestClient:
     transport: httpx.BaseTransport | None = None  # for tests
     # Called with the names of proxies that have not confirmed a change of users or rights.
     on_unconfirmed: Callable[[str], None] = lambda _names: None
+    connection: httpx.Client | None = None  # for all calls; default: each call has its own
 
     def call(
         self,
@@ -85,10 +86,8 @@ class RestClient:
         with _without_command_line():
             import httpx
 
-        # trust_env is off, because an HTTP proxy of the environment does not reach our network.
-        with httpx.Client(
-            verify=self._trust(), timeout=self.timeout_s, trust_env=False, transport=self.transport
-        ) as client:
+        with contextlib.ExitStack() as opened:
+            client = self.connection or opened.enter_context(self._connect())
             try:
                 response = client.request(
                     method,
@@ -110,6 +109,21 @@ class RestClient:
             return response.json() if response.content else None
         except ValueError as error:
             raise _rejection(response, None) from error
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[RestClient]:
+        """Yield this client with one connection for all calls, which it opens again if needed."""
+        with self._connect() as connection:
+            yield replace(self, connection=connection)
+
+    def _connect(self) -> httpx.Client:
+        with _without_command_line():
+            import httpx
+
+        # trust_env is off, because an HTTP proxy of the environment does not reach our network.
+        return httpx.Client(
+            verify=self._trust(), timeout=self.timeout_s, trust_env=False, transport=self.transport
+        )
 
     def at(self, path: str) -> str:
         """Return the URL of a path."""

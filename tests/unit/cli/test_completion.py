@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 import time
@@ -15,6 +16,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from tests.support.scripted_api import ApiAnswer, ApiRequest, refusal, scripted_api
+from tidemill.cli import completion_names
 from tidemill.cli.app import app, run
 from tidemill.cli.completion import COMPLETE, WORD, WORDS
 from tidemill.cli.completion_names import CACHE_S, NAMES_TIMEOUT_S
@@ -32,6 +34,8 @@ LISTS: dict[str, Any] = {
 def _own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    # A busy machine may import the HTTP client for longer than a shell waits.
+    monkeypatch.setattr(completion_names, "NAMES_TIMEOUT_S", 60.0)
 
 
 class Api:
@@ -166,9 +170,14 @@ def test_contexts_are_completed(complete: Completer) -> None:
     assert complete("topic", "list", "--context", "st") == ["staging"]
 
 
-def test_the_wait_for_names_is_bounded() -> None:
+def test_a_silent_api_gives_no_names_after_a_bounded_wait(
+    complete: Completer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completion_names, "NAMES_TIMEOUT_S", NAMES_TIMEOUT_S)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # It accepts and does not answer.
+        monkeypatch.setenv("TIDEMILL_ADMIN", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert complete("topic", "show", "") == []
     assert NAMES_TIMEOUT_S <= 0.5
-    assert CACHE_S <= 5
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
