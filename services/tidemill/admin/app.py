@@ -38,6 +38,7 @@ from tidemill.admin.routes import (
     history,
     messages,
     operations,
+    overview,
     processes,
     quotas,
     replicas,
@@ -84,6 +85,7 @@ BASIC = _DocumentedBasic(
 )
 
 ROUTES = (
+    overview,
     topics,
     dedup_keys,
     deliveries,

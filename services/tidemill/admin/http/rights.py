@@ -71,6 +71,7 @@ OWN_TOKENS: Final = RightsRow()  # any user; the route checks the user of the to
 OWN_QUESTION: Final = RightsRow()  # any user; the route checks the user of the question
 
 ROWS: Final[Mapping[str, RightsRow]] = {
+    "GET /overview": FILTERED,
     "GET /topics": FILTERED,
     "GET /topics/{topic}": _needs("Get Topic:{topic}"),
     "PUT /topics/{topic}": _needs("Create|Update Topic:{topic}"),

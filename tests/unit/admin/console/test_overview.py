@@ -1,37 +1,83 @@
-"""The problems of the overview."""
+"""The problems of a cluster, and their pages in the console."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from tidemill.admin.console.pages.overview import find_problems
+import pytest
 
-GOOD: dict[str, Any] = {
-    "name": "broker-0",
-    "reachable": True,
-    "replicas": [{"name": "broker-0-0", "inSync": True}],
-}
+from tidemill.admin.activity.numbers import GroupState
+from tidemill.admin.activity.problems import ClusterProblem, find_problems
+from tidemill.admin.console.pages.overview import page_of
+from tidemill.admin.json.broker_groups import BrokerGroupView, ReplicaView
+from tidemill.admin.json.consumer_groups import ConsumerGroupRowView
+from tidemill.admin.json.storage import BrokerGroupStorageView
+
+ROOT = Path(__file__).parents[4]
+
+
+def member(name: str = "broker-0", **changed: Any) -> BrokerGroupView:
+    replica = ReplicaView(name=f"{name}-0", role="master", in_sync=True, behind_bytes=0)
+    values = {
+        "name": name,
+        "state": "active",
+        "is_home": True,
+        "address": "127.0.0.1:1",
+        "reachable": True,
+        "master": f"{name}-0",
+        "replicas": [replica],
+    }
+    return BrokerGroupView.model_validate({**values, **changed})
+
+
+def disk(broker: str, *, is_full: bool) -> BrokerGroupStorageView:
+    values: dict[str, Any] = {"broker": broker, "is_full": is_full}
+    return BrokerGroupStorageView.model_construct(**values)
+
+
+def group(name: str, **numbers: Any) -> ConsumerGroupRowView:
+    return ConsumerGroupRowView.model_construct(name=name, **numbers)
 
 
 def test_a_good_cluster_has_no_problem() -> None:
-    storage = {"brokerGroups": [{"broker": "broker-0", "isFull": False}]}
-    groups = {"groups": [{"name": "billing", "lag": 7, "consumers": 1}, {"name": "new"}]}
-    assert find_problems({"items": [GOOD]}, storage, groups) == []
+    groups = [group("billing", lag=7, consumers=1), group("new"), group("idle", lag=0, consumers=0)]
+    assert find_problems([member()], [disk("broker-0", is_full=False)], groups) == []
 
 
-def test_each_problem_is_named_with_its_page() -> None:
-    lost = {**GOOD, "name": "broker-1", "reachable": False, "reason": "refused", "replicas": []}
-    behind = {**GOOD, "replicas": [{"name": "broker-0-1", "inSync": False}]}
-    storage = {"brokerGroups": [{"broker": "broker-2", "isFull": True}]}
-    groups = {"groups": [{"name": "a/b", "lag": 1_234, "consumers": 0}]}
-    found = find_problems({"items": [lost, behind]}, storage, groups)
-    assert [tuple(problem) for problem in found] == [
-        ("broker-1", "unreachable: refused", "/cluster"),
-        ("broker-0", "not in sync: broker-0-1", "/cluster"),
-        ("broker-2", "the disk is full: sends fail", "/cluster"),
-        ("a/b", "1,234 messages and no consumer", "/groups/a%2Fb"),
+def test_each_problem_is_named_with_its_code_and_command() -> None:
+    lost = member("broker-1", reachable=False, reason="refused", replicas=[])
+    late = ReplicaView(name="broker-0-1", role="replica", in_sync=False, behind_bytes=7)
+    behind = member(replicas=[late])
+    groups = [group("a/b", lag=1_234, consumers=0)]
+    found = find_problems([behind, lost], [disk("broker-2", is_full=True)], groups)
+    assert [(each.code, each.object, each.text) for each in found] == [
+        ("BrokerDown", "broker-1", "unreachable: refused"),
+        ("DiskFull", "broker-2", "the disk is full: sends fail"),
+        ("InSyncSetShrunk", "broker-0", "not in sync: broker-0-1"),
+        ("LagGrowing", "a/b", "1,234 messages and no consumer"),
     ]
+    assert all(each.command.startswith("tidemill ") for each in found)
 
 
-def test_a_caller_without_rights_sees_no_problem() -> None:
-    assert find_problems(None, None, None) == []
+def test_a_member_that_the_home_cannot_reach_has_the_time() -> None:
+    [found] = find_problems([member(unreachable_ms=20_000)], [], [])
+    assert (found.code, found.since_ms) == ("MemberUnreachable", 20_000)
+
+
+def test_a_paused_group_without_consumers_is_no_problem() -> None:
+    paused = group("billing", lag=7, consumers=0, state=GroupState.PAUSED)
+    assert find_problems([], [], [paused]) == []
+
+
+@pytest.mark.parametrize(
+    "code", ["BrokerDown", "MemberUnreachable", "InSyncSetShrunk", "DiskFull", "LagGrowing"]
+)
+def test_a_problem_has_a_runbook(code: str) -> None:
+    problem = ClusterProblem(code=code, object="x", text="", command="")
+    assert (ROOT / problem.runbook).is_file()
+
+
+def test_a_problem_leads_to_the_page_of_its_object() -> None:
+    assert page_of({"code": "LagGrowing", "object": "a/b"}) == "/groups/a%2Fb"
+    assert page_of({"code": "DiskFull", "object": "broker-0"}) == "/cluster"

@@ -1,0 +1,97 @@
+"""Facts that need an operator, the most urgent first. Their codes are names of alerts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from shlex import quote
+from typing import Final
+
+from tidemill.admin.activity.numbers import GroupState
+from tidemill.admin.json.broker_groups import BrokerGroupView
+from tidemill.admin.json.consumer_groups import ConsumerGroupRowView
+from tidemill.admin.json.storage import BrokerGroupStorageView
+from tidemill.common.times import span
+
+RUNBOOKS: Final = "docs/runbooks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterProblem:
+    """A problem of one object."""
+
+    code: str  # name of the alert, which has a runbook
+    object: str
+    text: str
+    command: str  # shows more
+    since_ms: int | None = None  # time for which it lasts
+    stops_sends: bool = False  # of some messages
+
+    @property
+    def runbook(self) -> str:
+        """The path of the runbook in the documentation."""
+        return f"{RUNBOOKS}/{self.code}.md"
+
+
+def find_problems(
+    members: Sequence[BrokerGroupView],
+    disks: Iterable[BrokerGroupStorageView],
+    groups: Iterable[ConsumerGroupRowView],
+) -> list[ClusterProblem]:
+    """Return the problems of broker groups, disks and consumer groups."""
+    found = [
+        *(problem for member in members for problem in _of_member(member)),
+        *(problem for disk in disks for problem in _of_disk(disk)),
+        *(problem for group in groups for problem in _of_group(group)),
+    ]
+    return sorted(found, key=lambda each: not each.stops_sends)
+
+
+def _of_member(member: BrokerGroupView) -> Iterator[ClusterProblem]:
+    command = f"tidemill broker-group status {quote(member.name)}"
+    if not member.reachable:
+        yield ClusterProblem(
+            code="BrokerDown",
+            object=member.name,
+            text=f"unreachable: {member.reason or 'no answer'}",
+            command=command,
+            stops_sends=True,
+        )
+    elif member.unreachable_ms is not None:
+        yield ClusterProblem(
+            code="MemberUnreachable",
+            object=member.name,
+            text=f"has not answered the home for {span(member.unreachable_ms)}: new topics and"
+            " consumer groups do not reach it",
+            command=command,
+            since_ms=member.unreachable_ms,
+        )
+    behind = [replica.name for replica in member.replicas if not replica.in_sync]
+    if behind:
+        yield ClusterProblem(
+            code="InSyncSetShrunk",
+            object=member.name,
+            text=f"not in sync: {', '.join(behind)}",
+            command="tidemill cluster status",
+        )
+
+
+def _of_disk(disk: BrokerGroupStorageView) -> Iterator[ClusterProblem]:
+    if disk.is_full:
+        yield ClusterProblem(
+            code="DiskFull",
+            object=disk.broker,
+            text="the disk is full: sends fail",
+            command="tidemill storage show",
+            stops_sends=True,
+        )
+
+
+def _of_group(group: ConsumerGroupRowView) -> Iterator[ClusterProblem]:
+    if group.lag and group.consumers == 0 and group.state is not GroupState.PAUSED:
+        yield ClusterProblem(
+            code="LagGrowing",
+            object=group.name,
+            text=f"{group.lag:,} messages and no consumer",
+            command=f"tidemill group diagnose {quote(group.name)}",
+        )

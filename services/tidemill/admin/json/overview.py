@@ -1,0 +1,73 @@
+"""The JSON of the overview."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from tidemill.admin.json.activity import SAMPLED_AT
+from tidemill.admin.json.audit import AuditRecordView
+from tidemill.admin.json.broker_groups import BrokerGroupView
+from tidemill.admin.json.consumer_groups import ConsumerGroupRowView
+from tidemill.admin.json.schema import Schema
+from tidemill.admin.json.storage import BrokerGroupStorageView
+from tidemill.admin.json.topics import TopicRowView
+
+
+class ClusterStatus(StrEnum):
+    """The state of the cluster."""
+
+    OK = "OK"
+    DEGRADED = "DEGRADED"
+    DOWN = "DOWN"
+
+
+class ProblemView(Schema):
+    """A fact that needs an operator."""
+
+    code: str = Field(description="Name of the alert.", examples=["MemberUnreachable"])
+    object: str = Field(description="Name of the broker group or consumer group.")
+    text: str = Field(description="The problem, as a sentence.")
+    since_ms: int | None = Field(
+        None, description="Time for which it lasts, in ms. Missing if it is unknown."
+    )
+    runbook: str = Field(description="Path of the runbook in the documentation.")
+    command: str = Field(description="A command that shows more.")
+
+
+class OverviewView(Schema):
+    """The state of the cluster, as far as the caller may see it. A missing part needs a right."""
+
+    status: ClusterStatus = Field(
+        description="OK: no problem is known. DEGRADED: there are problems. DOWN: all broker groups"
+        " are unreachable."
+    )
+    problems: list[ProblemView] = Field(description="The problems, the most urgent first.")
+    broker_groups: list[BrokerGroupView] | None = Field(
+        None, description="The broker groups, the home first."
+    )
+    disks: list[BrokerGroupStorageView] | None = Field(
+        None, description="The disks of the broker groups."
+    )
+    groups: list[ConsumerGroupRowView] | None = Field(
+        None, description="The consumer groups that are furthest behind, at most five."
+    )
+    topics: list[TopicRowView] | None = Field(None, description="The largest topics, at most five.")
+    next_due_at_ms: int | None = Field(
+        None,
+        description="When the next delayed message is due (Unix, ms). Missing if there is none.",
+    )
+    open_dead_letters: int | None = Field(
+        None, description="Dead letters that nobody has replayed or discarded."
+    )
+    changes: list[AuditRecordView] | None = Field(
+        None, description="The last changes, at most ten."
+    )
+    unanswered: list[str] | None = Field(
+        None, description="Parts that did not answer within two seconds."
+    )
+    sampled_at_ms: int | None = SAMPLED_AT
+    unreachable: list[str] | None = Field(
+        None, description="Broker groups whose numbers are missing."
+    )

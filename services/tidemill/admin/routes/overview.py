@@ -1,0 +1,163 @@
+"""The overview: the state of the cluster in one answer, also while broker groups hang."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from fastapi import APIRouter
+
+from tidemill.admin.activity.problems import find_problems
+from tidemill.admin.json.audit import AuditKindView, AuditPageView
+from tidemill.admin.json.broker_groups import BrokerGroupListView
+from tidemill.admin.json.consumer_groups import ConsumerGroupPageView
+from tidemill.admin.json.dead_letters import DeadLetterSummaryView
+from tidemill.admin.json.overview import ClusterStatus, OverviewView, ProblemView
+from tidemill.admin.json.storage import StorageView
+from tidemill.admin.json.timers import TimerPageView
+from tidemill.admin.json.topics import TopicPageView
+from tidemill.admin.routes import Access, Activity, Cluster, OwnAccessLog
+from tidemill.admin.routes.audit import list_audit
+from tidemill.admin.routes.broker_groups import BROKER_GROUPS, list_broker_groups
+from tidemill.admin.routes.consumer_groups import list_groups
+from tidemill.admin.routes.dead_letters import summarize_dead_letters
+from tidemill.admin.routes.replicas import All
+from tidemill.admin.routes.storage import get_storage
+from tidemill.admin.routes.timers import list_timers
+from tidemill.admin.routes.topics import list_topics
+from tidemill.common.errors import ServiceError
+from tidemill.security.acl import Action, Resource, ResourceType
+
+router = APIRouter(tags=["overview"])
+
+ANSWER_S: Final = 2.0  # for all parts together
+ROWS: Final = 5
+CHANGES: Final = 10
+KIND: Final = AuditKindView.CHANGE
+AUDIT: Final = Resource(ResourceType.CLUSTER, "audit")
+
+T = TypeVar("T")
+
+
+class _Parts:
+    """The parts of an overview, and the names of those without an answer in time."""
+
+    def __init__(self) -> None:
+        self.unanswered: list[str] = []
+
+    async def read(
+        self, name: str, ask: Callable[[], Awaitable[T]], *, is_allowed: bool = True
+    ) -> T | None:
+        """Return a part; None without the right to see it, or without an answer in time."""
+        if not is_allowed:
+            return None
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await ask()
+        except (TimeoutError, ServiceError):
+            self.unanswered.append(name)
+            return None
+
+
+@router.get("/overview", response_model_exclude_none=True)
+async def get_overview(
+    cluster: Cluster, controllers: All, access: Access, activity: Activity, own: OwnAccessLog
+) -> OverviewView:
+    """Show problems, broker groups, the groups furthest behind, and the largest topics.
+
+    The answer comes within about two seconds, also if broker groups hang: `unanswered` names the
+    parts that are missing then.
+    """
+    parts = _Parts()
+    sees_members = access.allows(Action.GET, BROKER_GROUPS)
+    sees_changes = access.allows(Action.GET, AUDIT)
+    read = parts.read
+    # One task for each part, so that a slow one delays no other.
+    async with asyncio.TaskGroup() as tasks:
+        of_members = tasks.create_task(
+            read(
+                "broker groups",
+                lambda: list_broker_groups(cluster, controllers),
+                is_allowed=sees_members,
+            )
+        )
+        of_disks = tasks.create_task(
+            read(
+                "disks", lambda: get_storage(cluster, access, page_size=1), is_allowed=sees_members
+            )
+        )
+        of_groups = tasks.create_task(
+            read("groups", lambda: list_groups(cluster, access, activity, ROWS, sort="-lag"))
+        )
+        of_topics = tasks.create_task(
+            read("topics", lambda: list_topics(cluster, access, activity, ROWS, sort="-bytes"))
+        )
+        of_timers = tasks.create_task(
+            read("timers", lambda: list_timers(cluster, access, page_size=1))
+        )
+        of_letters = tasks.create_task(
+            read("dead letters", lambda: summarize_dead_letters(cluster, access))
+        )
+        of_changes = tasks.create_task(
+            read(
+                "changes",
+                lambda: list_audit(cluster, own, KIND, page_size=CHANGES),
+                is_allowed=sees_changes,
+            )
+        )
+    return _view(
+        of_members.result(),
+        of_disks.result(),
+        of_groups.result(),
+        of_topics.result(),
+        of_timers.result(),
+        of_letters.result(),
+        of_changes.result(),
+        sorted(parts.unanswered),
+    )
+
+
+def _view(
+    members: BrokerGroupListView | None,
+    storage: StorageView | None,
+    groups: ConsumerGroupPageView | None,
+    topics: TopicPageView | None,
+    timers: TimerPageView | None,
+    letters: DeadLetterSummaryView | None,
+    changes: AuditPageView | None,
+    unanswered: list[str],
+) -> OverviewView:
+    problems = find_problems(
+        [] if members is None else members.items,
+        [] if storage is None else storage.broker_groups,
+        [] if groups is None else groups.groups,
+    )
+    shown = (storage, groups, topics, timers, letters, changes)
+    lacking = {name for each in shown if each is not None for name in each.unreachable or ()}
+    is_down = members is not None and not any(each.reachable for each in members.items)
+    status = ClusterStatus.DEGRADED if problems or unanswered else ClusterStatus.OK
+    return OverviewView(
+        status=ClusterStatus.DOWN if is_down else status,
+        problems=[
+            ProblemView(
+                code=each.code,
+                object=each.object,
+                text=each.text,
+                since_ms=each.since_ms,
+                runbook=each.runbook,
+                command=each.command,
+            )
+            for each in problems
+        ],
+        broker_groups=None if members is None else members.items,
+        disks=None if storage is None else storage.broker_groups,
+        groups=None if groups is None else groups.groups,
+        topics=None if topics is None else topics.topics,
+        next_due_at_ms=timers.timers[0].due_at_ms if timers is not None and timers.timers else None,
+        open_dead_letters=None if letters is None else sum(one.open for one in letters.groups),
+        changes=None if changes is None else changes.records,
+        unanswered=unanswered or None,
+        sampled_at_ms=None if groups is None else groups.sampled_at_ms,
+        unreachable=sorted(lacking) or None,
+    )
