@@ -14,7 +14,7 @@ from tidemill.cli.rest import Options, OutputFormat, admin_url, read_namespace, 
 
 CONTEXT_NOUN: Final = "context"  # its commands change the contexts, so none is in effect
 FLAG, ENVIRONMENT = "COMMANDLINE", "ENVIRONMENT"  # sources of an option
-# Options whose variables are for the cluster of TIDEMILL_ADMIN, with their empty values.
+# Options of the cluster in TIDEMILL_ADMIN, with their empty values.
 ACCESS: Final[dict[str, Any]] = {
     "token": "",
     "token_file": None,
@@ -83,7 +83,7 @@ def _find_context(context: typer.Context, name: str, admin: str) -> ClusterConte
         if source == ENVIRONMENT:
             options = ("TIDEMILL_CONTEXT", "TIDEMILL_ADMIN")
         raise typer.BadParameter(
-            f"{options[0]} is {name}, whose address is {chosen.address}, but {options[1]} is"
+            f"{options[0]} is {name} with the address {chosen.address}, but {options[1]} is"
             f" {admin}; omit one of them"
         )
     return chosen if name and name_source == FLAG else None

@@ -23,14 +23,14 @@ class ClusterStatus(StrEnum):
     DOWN = "DOWN"
 
 
-class ProblemView(Schema):
+class ClusterProblemView(Schema):
     """A fact that needs an operator."""
 
     code: str = Field(description="Name of the alert.", examples=["MemberUnreachable"])
     object: str = Field(description="Name of the broker group or consumer group.")
     text: str = Field(description="The problem, as a sentence.")
     since_ms: int | None = Field(
-        None, description="Time for which it lasts, in ms. Missing if it is unknown."
+        None, description="Duration of the problem, in ms. Missing if it is unknown."
     )
     runbook: str = Field(description="Path of the runbook in the documentation.")
     command: str = Field(description="A command that shows more.")
@@ -43,7 +43,7 @@ class OverviewView(Schema):
         description="OK: no problem is known. DEGRADED: there are problems. DOWN: all broker groups"
         " are unreachable."
     )
-    problems: list[ProblemView] = Field(description="The problems, the most urgent first.")
+    problems: list[ClusterProblemView] = Field(description="The problems, the most urgent first.")
     broker_groups: list[BrokerGroupView] | None = Field(
         None, description="The broker groups, the home first."
     )
@@ -59,7 +59,7 @@ class OverviewView(Schema):
         description="When the next delayed message is due (Unix, ms). Missing if there is none.",
     )
     open_dead_letters: int | None = Field(
-        None, description="Dead letters that nobody has replayed or discarded."
+        None, description="Dead letters that are neither replayed nor discarded."
     )
     changes: list[AuditRecordView] | None = Field(
         None, description="The last changes, at most ten."
@@ -69,5 +69,5 @@ class OverviewView(Schema):
     )
     sampled_at_ms: int | None = SAMPLED_AT
     unreachable: list[str] | None = Field(
-        None, description="Broker groups whose numbers are missing."
+        None, description="Broker groups without numbers in this answer."
     )

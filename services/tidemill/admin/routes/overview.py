@@ -13,7 +13,7 @@ from tidemill.admin.json.audit import AuditKindView, AuditPageView
 from tidemill.admin.json.broker_groups import BrokerGroupListView
 from tidemill.admin.json.consumer_groups import ConsumerGroupPageView
 from tidemill.admin.json.dead_letters import DeadLetterSummaryView
-from tidemill.admin.json.overview import ClusterStatus, OverviewView, ProblemView
+from tidemill.admin.json.overview import ClusterProblemView, ClusterStatus, OverviewView
 from tidemill.admin.json.storage import StorageView
 from tidemill.admin.json.timers import TimerPageView
 from tidemill.admin.json.topics import TopicPageView
@@ -140,7 +140,7 @@ def _view(
     return OverviewView(
         status=ClusterStatus.DOWN if is_down else status,
         problems=[
-            ProblemView(
+            ClusterProblemView(
                 code=each.code,
                 object=each.object,
                 text=each.text,

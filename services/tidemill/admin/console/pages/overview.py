@@ -8,7 +8,7 @@ from tidemill.admin.console.page import Page, PageCall, Values, segment
 from tidemill.admin.console.rest_calls import Document
 
 PERIOD_S: Final = 2.0  # Each rendering reads all parts.
-# The pages of problems whose object is no broker group.
+# Problems of consumer groups. The others are of broker groups.
 _OF_GROUPS: Final = frozenset({"LagGrowing"})
 
 
