@@ -1,0 +1,67 @@
+"""The commands of the page for operators run as printed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.clients.api import api, message
+from tests.support.clients.commands import tidemill
+from tests.support.eventually import eventually
+from tests.support.processes.processes import Standalone, standalone
+from tidemill.common.exit_codes import EXIT_PROBLEM
+
+PAGE = Path(__file__).parents[2] / "docs" / "operations" / "day-two.md"
+# The commands of these verbs need several processes or a stop, and have their own tests.
+ELSEWHERE = ("standalone", "store", "broker-group add", "broker-group drain", "cluster transfer")
+
+
+def commands() -> list[str]:
+    """Return the commands of the second column of each table."""
+    rows = [line.split("|") for line in PAGE.read_text("utf-8").splitlines() if "|" in line]
+    cells = [row[2] for row in rows if len(row) > 3]
+    return [one for cell in cells for one in re.findall(r"`tidemill ([^`]+)`", cell)]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with standalone(tmp_path_factory.mktemp("day-two") / "data") as started:
+        started.put("topics/orders", messageType="NORMAL", queues=8)
+        started.put("groups/billing", maxAttempts=1)
+        eventually(lambda: len(started.get("processes")["items"]) == 3)
+        asyncio.run(fail_one_and_hold_one(started))
+        eventually(lambda: started.get("dead-letters")["deadLetters"])
+        yield started
+
+
+async def fail_one_and_hold_one(running: Standalone) -> None:
+    async with api(running.grpc) as client:
+        for invisible_ms in (1_000, 3_600_000):
+            await client.send(message("orders", b"m"))
+            while not await client.receive("orders", "billing", invisible_ms=invisible_ms):
+                pass
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_of_the_page_works(running: Standalone, command: str) -> None:
+    arguments = shlex.split(command)
+    if command.startswith(ELSEWHERE):
+        arguments = [*shlex.split(command)[:2], "--help"]
+    done = tidemill(running, *arguments)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    assert done.stdout
+
+
+def test_the_doctor_finds_the_dead_letter(running: Standalone) -> None:
+    done = tidemill(running, "doctor")
+    assert done.returncode == EXIT_PROBLEM, done.stdout + done.stderr
+    assert "dead-letter" in done.stdout
+
+
+def test_the_page_answers_every_question_of_a_night() -> None:
+    assert len(commands()) >= 23
