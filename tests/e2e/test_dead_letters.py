@@ -194,6 +194,32 @@ def test_a_copy_to_a_topic_is_for_all_its_groups(running: Standalone) -> None:
     assert letters(running, group="wide")[0]["state"] == "DISCARDED"
 
 
+def test_a_copy_is_another_message_on_a_topic_with_deduplication(running: Standalone) -> None:
+    running.put("topics/once", dedup={})
+    running.put("groups/once", maxAttempts=1)
+    url = f"{running.admin}/api/v1/topics/once/messages"
+    sent = httpx.post(
+        url, json={"body": "poison"}, headers={"Idempotency-Key": "order-17"}, trust_env=False
+    )
+    sent.raise_for_status()
+
+    async def fail() -> None:
+        async with api(running.grpc) as client:
+            while not await client.receive("once", "once", invisible_ms=1_000):
+                pass
+
+    asyncio.run(fail())
+    [letter] = eventually(lambda: letters(running, group="once"))
+    path = f"groups/once/dead-letters/{letter['id']}:copy"
+    with_key = {"to": "topic", "discard": True, "properties": {"dedup-key": "order-17"}}
+    refused = post(running, path, with_key)
+    assert (refused.status_code, letters(running, group="once")[0]["state"]) == (409, "OPEN")
+    done = post(running, path, {"to": "topic", "discard": True}).json()
+    assert done["outcome"] == "DISCARDED"
+    assert running.get(f"topics/once/messages/{done['messageId']}")["messages"]
+    assert receive(running, "once", "once") == [(b"poison", 1)]
+
+
 def test_an_operation_settles_all_that_match_and_survives_a_kill(running: Standalone) -> None:
     bodies = [b"%d" % n for n in range(40)]
     fail_all(running, "many", "many", *bodies)

@@ -104,7 +104,7 @@ def letter(
 ) -> pb.GetDeadLetterReply:
     message = v2.Message(
         topic=v2.Resource(name="orders"),
-        user_properties={"color": "red"},
+        user_properties={"color": "red", "dedup-key": "order-17"},
         body=b"body",
         system_properties=v2.SystemProperties(
             message_id="m-1", tag="t", keys=["k"], body_encoding=encoding, message_group="g"

@@ -9,6 +9,7 @@ from tidemill.admin.json.dead_letters import DeadLetterCopyRequest
 from tidemill.admin.json.messages import NewMessage
 from tidemill.common.errors import BadRequest
 from tidemill.message import stored_message
+from tidemill.message.dedup_key import DEDUP_PROPERTY
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -30,7 +31,11 @@ def changed_message(found: pb.GetDeadLetterReply, changes: DeadLetterCopyRequest
     message = v2.Message() if not found.blob else _message_of(found.blob)
     if not has_body and system.body_encoding != v2.IDENTITY:
         raise BadRequest("the body of the dead letter is compressed; give the copy another body")
-    properties = message.user_properties if changes.properties is None else changes.properties
+    properties = changes.properties
+    if properties is None:
+        # The copy is another message: with the dedup key it would be a repeat, and not be stored.
+        kept = message.user_properties.items()
+        properties = {name: value for name, value in kept if name != DEDUP_PROPERTY}
     body_base64 = changes.body_base64
     if not has_body:
         body_base64 = base64.b64encode(message.body).decode()

@@ -40,7 +40,7 @@ from tidemill.admin.routes import (
 )
 from tidemill.admin.routes.dead_letters import LetterIdPath
 from tidemill.admin.routes.messages import IDEMPOTENCY_KEY, MessageRoute
-from tidemill.common.errors import BadRequest, BrokerGroupNotFound
+from tidemill.common.errors import BadRequest, BrokerGroupNotFound, Conflict
 from tidemill.security.acl import Action, topic_resource
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -292,7 +292,13 @@ async def _send(
         audit=author.of(f"Topic:{topic}", PUB),
     )
     message_id, key = copied.message_id, copied.dedup_key
-    await store(cluster, request, message_group, message_id=message_id, dedup_key=key)
+    _, stored = await store(cluster, request, message_group, message_id=message_id, dedup_key=key)
+    if stored.HasField("repeat"):
+        raise Conflict(
+            f"message {stored.repeat.message_id} of topic {topic} has the dedup key of the copy, so"
+            f" the copy is not stored, and the dead letter stays as it is; give the copy"
+            f" another key, or none"
+        )
 
 
 async def _settle_copied(
