@@ -18,7 +18,7 @@ from tidemill.cli.dead_letter_changes import (
     warn_about,
     words,
 )
-from tidemill.cli.messages import file_base64, named_values
+from tidemill.cli.messages import file_base64, named_values, printable
 from tidemill.cli.pages import read_pages
 from tidemill.cli.rest import (
     OutputFormat,
@@ -226,13 +226,16 @@ def show_dead_letter(context: typer.Context, group: Group, letter: Id) -> None:
         ("dead", _instant(shown.get("deadAtMs"), now_ms)),
         ("topic", f"{shown['originTopic']}{' (deleted)' if shown['topicDeleted'] else ''}"),
         ("message id", shown.get("messageId")),
-        ("message group", shown.get("messageGroup")),
-        ("tag", shown.get("tag")),
-        ("keys", " ".join(shown.get("keys") or ())),
-        *((f"property {name}", value) for name, value in (shown.get("properties") or {}).items()),
+        ("message group", printable(shown.get("messageGroup") or "") or None),
+        ("tag", printable(shown.get("tag") or "") or None),
+        ("keys", printable(" ".join(shown.get("keys") or ()))),
+        *(
+            (printable(f"property {name}"), printable(value))
+            for name, value in (shown.get("properties") or {}).items()
+        ),
         ("sent by", shown.get("bornHost")),
         ("bytes", shown["bodySize"]),
-        ("body", shown.get("bodyText") or shown.get("bodyBase64")),
+        ("body", printable(shown.get("bodyText") or shown.get("bodyBase64") or "")),
     ]
     if shown.get("bodyHidden"):
         rows.append(("hidden", f"body, keys and properties need Sub on Group:{group}"))

@@ -20,6 +20,7 @@ from tidemill.cli.rest import (
     call,
     call_pages,
     check_is_sure,
+    connect,
     has_several,
     in_namespace,
     of_namespace,
@@ -34,11 +35,12 @@ from tidemill.cli.rest import (
 from tidemill.common.clock import SystemClock
 from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.prompts import confirm, fail, warn
-from tidemill.common.rest_client import Json
+from tidemill.common.rest_client import Json, RestRejection, RestUnreachable
 from tidemill.common.times import INSTANT, age, duration_ms, from_now, instant_ms, utc
 
 app = typer.Typer(
-    no_args_is_help=True, help="Create, list, show, reset, release, forget and delete groups."
+    no_args_is_help=True,
+    help="Create, list, show, diagnose, pause, resume, reset, release, forget and delete groups.",
 )
 
 LOCKS_SHOWN = 20  # locked queues with the largest backlog; --output json shows all
@@ -225,8 +227,9 @@ def pause_group(
 ) -> None:
     """Stop the delivery of messages to a consumer group for some time.
 
-    Consumers stay connected and receive nothing. They may still ack what they have. Messages wait,
-    and count in the lag. A second pause changes the end.
+    Push and simple consumers stay connected and receive nothing; pull consumers go on. Consumers
+    may still ack what they have. Messages wait, and count in the lag. A second pause changes the
+    end. All broker groups need feature level 5.
 
     Examples:
     * `tidemill group pause billing --for 2h --reason "database moves"`
@@ -273,20 +276,23 @@ def show_group(context: typer.Context, name: Name) -> None:
     ]
     if "paused" in group:
         pause = group["paused"]
-        reason = f": {pause['reason']}" if "reason" in pause else ""
+        reason = f": {printable(pause['reason'])}" if "reason" in pause else ""
         rows.append(("paused until", f"{utc(pause['untilMs'])} by {pause['by']}{reason}"))
     rows += [("filter", filter_text(each)) for each in group.get("filters") or ()]
     rows += [("conflict", conflict_text(each)) for each in group.get("conflicts") or ()]
     show(context, group, ("GROUP", name), rows)
     warn_unreachable(group)
     if options_of(context).output is not OutputFormat.JSON:
-        _print_findings(call(context, "GET", f"/groups/{segment(name)}/diagnosis"))
+        try:
+            _print_findings(connect(context).call("GET", f"/groups/{segment(name)}/diagnosis"))
+        except (RestRejection, RestUnreachable) as error:
+            warn(f"the causes of a backlog are unknown: {error}")
 
 
 def _print_findings(diagnosis: Json) -> None:
     """Print why a group is behind; nothing if no cause is known."""
     for each in diagnosis["findings"]:
-        typer.echo(f"{each['code']}: {each['text']}\n    {each['command']}")
+        typer.echo(f"{each['code']}: {printable(each['text'])}\n    {printable(each['command'])}")
     if "unknown" in diagnosis:
         warn(f"causes may be missing: {diagnosis['unknown']}")
 

@@ -11,6 +11,7 @@ import typer
 from tidemill.cli.completion_names import complete_process
 from tidemill.cli.rest import call, say, segment, show, warn_unreachable
 from tidemill.common.clock import SystemClock
+from tidemill.common.prompts import warn
 from tidemill.common.rest_client import Json
 from tidemill.common.times import age, duration_ms, from_now, utc
 
@@ -153,7 +154,8 @@ def set_log_level(
         end = f" until {utc(until)} ({from_now(until, now_ms)})" if until else ""
         sentences.append(f"{each['process']} {verb} {each['level']} (was {each['before']}){end}")
     say(context, done, "\n".join(sentences))
-    warn_unreachable(done)
+    for missing in done.get("unreachable", []):
+        warn(f"the log level is unchanged: {missing} did not answer")
 
 
 @app.command("slow-calls")

@@ -18,6 +18,8 @@ NOW_MS = 1_800_000_000_000
 GOOD = GroupNumbersView(
     state=GroupState.ACTIVE,
     lag=10,
+    ready=6,
+    blocked=0,
     in_flight=4,
     consumers=2,
     in_per_second=10.0,
@@ -33,6 +35,7 @@ FACTS = GroupFacts(
     locks=(),
     silent=(),
     conflicts=(),
+    has_filter=False,
     oldest_at_ms={},
     retention_ms={},
 )
@@ -78,7 +81,10 @@ def test_a_pause_is_named_with_its_author_and_reason() -> None:
 
 
 def test_a_group_without_consumers_or_polls() -> None:
-    assert only(numbers(consumers=0)).text == "no consumer is connected, and 10 messages wait"
+    assert (
+        only(numbers(consumers=0)).text
+        == "no consumer is connected, and 6 messages can be received"
+    )
     never = numbers(state=GroupState.NEVER_POLLED, lag=None, consumers=0)
     assert only(never).code is Code.NEVER_POLLED
 
@@ -87,7 +93,7 @@ def test_the_lock_with_most_messages_behind_it_is_named() -> None:
     found = only(replace(FACTS, locks=[lock(3, 20), lock(1, 5), lock(2, 0)]))
     assert found.code is Code.LOCKED_QUEUE
     assert "queue 3 of orders at broker-1 is locked for 30 s by worker-7" in found.text
-    assert found.text.endswith("20 messages wait behind 2, and 1 more queues are locked")
+    assert found.text.endswith("20 messages behind 2 in flight, and 1 more queues are locked")
     assert found.numbers == {"locked": 2, "waiting": 25, "longestMs": 30_000}
 
 
@@ -130,7 +136,7 @@ def test_slow_consumers_have_the_number_that_is_needed() -> None:
 
 def test_consumers_that_ack_nothing_have_no_needed_number() -> None:
     found = only(numbers(ack_per_second=0.0))
-    assert found.text.endswith("2 consumers ack none")
+    assert found.text.endswith("the acks of 2 consumers per second: 0")
     assert "neededConsumers" not in found.numbers
 
 
@@ -138,6 +144,27 @@ def test_consumers_that_ack_nothing_have_no_needed_number() -> None:
 def test_consumers_are_not_slow_without_a_backlog_or_rates(changed: dict[str, Any]) -> None:
     facts = numbers(**{"in_per_second": 310.0, "ack_per_second": 2.0, **changed})
     assert find_findings(facts) == []
+
+
+@pytest.mark.parametrize(("in_rate", "is_slow"), [(110.0, False), (110.1, True)])
+def test_a_small_difference_of_rates_is_noise(in_rate: float, *, is_slow: bool) -> None:
+    found = find_findings(numbers(in_per_second=in_rate, ack_per_second=100.0))
+    assert [each.code for each in found] == [Code.CONSUMERS_SLOW] * is_slow
+
+
+def test_consumers_are_not_slow_with_a_filter_or_during_a_pause() -> None:
+    slow = numbers(in_per_second=310.0, ack_per_second=2.0)
+    assert find_findings(replace(slow, has_filter=True)) == []
+    pause = GroupPauseView(until_ms=NOW_MS + 1, by="ops")
+    assert only(replace(slow, pause=pause)).code is Code.PAUSED
+
+
+def test_a_longer_retention_is_one_that_the_command_takes() -> None:
+    day_ms = 86_400_000
+    facts = replace(FACTS, oldest_at_ms={"t": 0}, retention_ms={"t": 300 * day_ms})
+    assert only(facts).command == "tidemill topic set t --retention forever"
+    facts = replace(FACTS, oldest_at_ms={"t": 0}, retention_ms={"t": day_ms})
+    assert only(facts).command == "tidemill topic set t --retention 2d"
 
 
 def test_conflicts_are_causes() -> None:

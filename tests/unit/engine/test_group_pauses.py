@@ -149,9 +149,40 @@ def test_a_pause_ends_in_the_future_within_thirty_days(world: World, duration_ms
     assert world.bodies() == ["a", "b"]
 
 
-def test_the_reason_of_a_pause_is_bounded(world: World) -> None:
+@pytest.mark.parametrize("reason", ["x" * (REASON_CHARS_MAX + 1), "two\nlines", "\x1b[31mred"])
+def test_the_reason_of_a_pause_is_one_short_line(world: World, reason: str) -> None:
     with pytest.raises(BadRequest):
-        pause(world, reason="x" * (REASON_CHARS_MAX + 1))
+        pause(world, reason=reason)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_pause_begins_again_after_the_clock_is_set_back(
+    world: World, *, is_resumed: bool
+) -> None:
+    pause(world, HOUR_MS)
+    world.advance(HOUR_MS)
+    world.engine.take_ready()
+    world.now_ms -= HOUR_MS // 2
+    world.run_due()
+    assert ready_count(world) == 0
+    if is_resumed:
+        resume(world)
+        world.run_due()
+    else:
+        assert world.engine.next_due_ms(world.now_ms, firing_ms=world.now_ms) is not None
+        world.advance(HOUR_MS // 2)
+    assert world.engine.take_ready()[1] == {(world.group(), world.topic())}
+    assert ready_count(world) == 2
+
+
+def test_a_resume_after_the_end_of_a_pause_wakes_polls(world: World) -> None:
+    pause(world, HOUR_MS)
+    world.advance(HOUR_MS)
+    world.engine.take_ready()
+    resume(world)
+    world.run_due()
+    assert world.engine.take_ready()[1] == {(world.group(), world.topic())}
+    assert world.engine.next_due_ms(world.now_ms, firing_ms=world.now_ms) is None
 
 
 def test_a_pause_needs_a_group() -> None:

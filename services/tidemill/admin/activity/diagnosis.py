@@ -18,10 +18,12 @@ from tidemill.admin.json.activity import GroupNumbersView
 from tidemill.admin.json.conflicts import ConflictView
 from tidemill.admin.json.consumer_groups import GroupPauseView
 from tidemill.admin.json.deliveries import QueueLockView
+from tidemill.admin.json.topics import RETENTION_MS_MAX
 from tidemill.common.times import duration_text, span, utc
 
 SILENT_MS: Final = 10_000  # of a consumer that holds messages
 FAILING_SHARE: Final = 0.1  # of deliveries that are repeated
+SLOW_FACTOR: Final = 1.1  # of messages in to acks; smaller differences are noise
 RETENTION_SHARE: Final = 0.8  # of the retention that the oldest message has used
 SILENT_HOLDERS_MAX: Final = 3  # findings
 
@@ -61,6 +63,7 @@ class GroupFacts:
     locks: Sequence[QueueLockView]  # those with the most messages behind them first
     silent: Sequence[Holder]
     conflicts: Sequence[ConflictView]
+    has_filter: bool  # consumers want only some messages, so the others need no ack
     # By topic: the store time of the oldest unacked message, and the retention in effect.
     oldest_at_ms: Mapping[str, int]
     retention_ms: Mapping[str, int]  # negative: for ever
@@ -92,6 +95,15 @@ def find_findings(facts: GroupFacts) -> list[BacklogCause]:
     return sorted(found, key=lambda each: order.index(each.code))
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _longer(kept_ms: int) -> str:
+    """Return twice a retention, as the command line reads it."""
+    return duration_text(2 * kept_ms) if 2 * kept_ms <= RETENTION_MS_MAX else "forever"
+
+
 def _command(verb: str, *arguments: str) -> str:
     """Return a command of the command line; names of clients may have any characters."""
     return f"tidemill {verb} {shlex.join(arguments)}"
@@ -119,7 +131,8 @@ def _consumers(facts: GroupFacts) -> Iterator[BacklogCause]:
             command=_command("client list", "--group", facts.name),
         )
     elif numbers.consumers == 0:
-        waiting = "" if numbers.lag is None else f", and {numbers.lag} messages wait"
+        waits = None if numbers.ready is None else numbers.ready + (numbers.blocked or 0)
+        waiting = "" if waits is None else f", and {_count(waits, 'message')} can be received"
         yield BacklogCause(
             code=Code.NO_CONSUMERS,
             text=f"no consumer is connected{waiting}",
@@ -139,8 +152,8 @@ def _locks(facts: GroupFacts) -> Iterator[BacklogCause]:
     yield BacklogCause(
         code=Code.LOCKED_QUEUE,
         text=f"queue {first.queue} of {first.topic} at {first.broker} is locked for"
-        f" {span(max(held, 0))}{holder}: {first.waiting} messages wait behind"
-        f" {first.messages}{others}",
+        f" {span(max(held, 0))}{holder}: {_count(first.waiting, 'message')} behind"
+        f" {first.messages} in flight{others}",
         numbers={
             "locked": len(blocking),
             "waiting": sum(lock.waiting for lock in blocking),
@@ -159,8 +172,8 @@ def _silent(facts: GroupFacts) -> Iterator[BacklogCause]:
     for one in sorted(holding, key=lambda each: -each.in_flight)[:SILENT_HOLDERS_MAX]:
         yield BacklogCause(
             code=Code.HOLDER_SILENT,
-            text=f"consumer {one.client_id} holds {one.in_flight} messages and has made no call for"
-            f" {span(one.silent_ms)}",
+            text=f"consumer {one.client_id} holds {_count(one.in_flight, 'message')}, and has made"
+            f" no call for {span(one.silent_ms)}",
             numbers={"inFlight": one.in_flight, "silentMs": one.silent_ms},
             command=_command("delivery release", facts.name, "--client", one.client_id),
         )
@@ -181,20 +194,23 @@ def _failing(facts: GroupFacts) -> Iterator[BacklogCause]:
 def _slow(facts: GroupFacts) -> Iterator[BacklogCause]:
     numbers = facts.numbers
     in_rate, ack_rate = numbers.in_per_second, numbers.ack_per_second
+    if facts.pause is not None or facts.has_filter:
+        return
     if not numbers.lag or not numbers.consumers or not in_rate or ack_rate is None:
         return
-    if in_rate <= ack_rate:
+    if in_rate <= SLOW_FACTOR * ack_rate:
         return
     given: dict[str, float] = {
         "inPerSecond": in_rate,
         "ackPerSecond": ack_rate,
         "consumers": numbers.consumers,
     }
-    text = f"{in_rate:.1f} messages arrive per second, and {numbers.consumers} consumers ack"
+    consumers = _count(numbers.consumers, "consumer")
+    text = f"{in_rate:.1f} messages arrive per second; the acks of {consumers} per second:"
     if not ack_rate:
         yield BacklogCause(
             code=Code.CONSUMERS_SLOW,
-            text=f"{text} none",
+            text=f"{text} 0",
             numbers=given,
             command=_command("delivery list", facts.name),
         )
@@ -241,5 +257,5 @@ def _retention(facts: GroupFacts) -> Iterator[BacklogCause]:
                 text=f"the oldest message of {topic} is {span(age_ms)} old, and retention"
                 f" removes it in {span(left_ms)}",
                 numbers={"ageMs": age_ms, "retentionMs": kept_ms},
-                command=_command("topic set", topic, "--retention", duration_text(2 * kept_ms)),
+                command=_command("topic set", topic, "--retention", _longer(kept_ms)),
             )

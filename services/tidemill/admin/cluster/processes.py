@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, final
 
 import grpc
 
 from tidemill.admin.cluster.controllers import ControllerClients, short_channel
 from tidemill.admin.cluster.proxies import ALL_PROXIES, ProxyRoute, ask_proxy, find_proxies
 from tidemill.common.errors import (
-    BrokerUnreachable,
+    BadRequest,
     Conflict,
+    NotBuilt,
     ProcessNotFound,
     ProcessUnreachable,
     ServiceError,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 # Enough for a busy process; one that hangs delays the whole answer by this time.
 ANSWER_TIMEOUT_MS: Final = 2_000
 CONTROLLERS: Final = "records of the controllers"
+
+T = TypeVar("T")
 
 
 class ProcessAnswered(NamedTuple):
@@ -75,11 +78,17 @@ class Processes:
         self._credentials = credentials
 
     async def ask_all(self, question: pb.ProcessQuestion) -> ProcessAnswers:
-        """Ask all processes at the same time. Raises the rejection of a process."""
+        """Ask all processes at the same time. A rejection is listed like a missing answer."""
         routes, unreachable = await self._routes()
         found = await asyncio.gather(*(_ask(route, question) for route in routes))
-        answers = [each for each in found if isinstance(each, ProcessAnswered)]
-        unreachable += [each for each in found if isinstance(each, str)]
+        answers: list[ProcessAnswered] = []
+        for each in found:
+            if isinstance(each, str):
+                unreachable.append(each)
+            elif each.value.error:
+                unreachable.append(f"{each.value.name}: {each.value.message}")
+            else:
+                answers.append(each)
         answers.sort(key=lambda each: each.value.name)
         return ProcessAnswers(answers, sorted(unreachable))
 
@@ -89,61 +98,70 @@ class Processes:
         Raises ProcessNotFound, ProcessUnreachable, Conflict, or the rejection of the process.
         """
         routes, unreachable = await self._routes()
-        described = pb.ProcessQuestion(describe=pb.DescribeProcess())
-        found = await asyncio.gather(*(_ask(route, described) for route in routes))
-        named = [
-            route
-            for route, each in zip(routes, found, strict=True)
-            if isinstance(each, ProcessAnswered) and each.value.name == name
-        ]
-        unreachable += [each for each in found if isinstance(each, str)]
+        named = [route for route in routes if route.label == name]
+        if not named:
+            # Its name may differ from the one in the list of broker groups.
+            found = await self._describe(routes, unreachable)
+            named = [route for route, known in found if known == name]
+            if not named:
+                raise _unknown(name, [known for _, known in found], unreachable)
         if len(named) > 1:
             raise Conflict(
                 f"{len(named)} processes have the name {name!r}; give each its own name (--name or"
                 " --node-id)"
             )
-        if not named:
-            known = [each.value.name for each in found if isinstance(each, ProcessAnswered)]
-            raise _unknown(name, known, unreachable)
         answer = await _ask(named[0], question)
         if isinstance(answer, str):
-            raise ProcessUnreachable(f"process {name} did not answer in time; try again")
+            raise ProcessUnreachable(f"process {answer} did not answer in time; try again")
+        if answer.value.error:
+            raise from_wire(answer.value.error, f"{name}: {answer.value.message}")
         return answer
 
+    async def _describe(
+        self, routes: list[_Route], unreachable: list[str]
+    ) -> list[tuple[_Route, str]]:
+        """Return the names of all processes; add those without an answer to `unreachable`."""
+        question = pb.ProcessQuestion(describe=pb.DescribeProcess())
+        found = await asyncio.gather(*(_ask(route, question) for route in routes))
+        unreachable += [each for each in found if isinstance(each, str)]
+        return [
+            (route, each.value.name)
+            for route, each in zip(routes, found, strict=True)
+            if isinstance(each, ProcessAnswered)
+        ]
+
     async def _routes(self) -> tuple[list[_Route], list[str]]:
-        """Return the routes to all known processes, and what is unknown."""
+        """Return the routes to all known processes, and the names of unknown parts."""
         unreachable: list[str] = []
-        addresses: dict[str, str] = {}  # of brokers and controllers; each with its label
-        try:
-            for member in await self._brokers.members():
-                addresses.setdefault(member.address, member.name)
-        except BrokerUnreachable:
-            unreachable.append("all brokers")
-        if self._controllers.are_configured:
-            addresses.update(
-                {each: f"controller at {each}" for each in self._controllers.addresses}
-            )
-            try:
-                for group in await self._controllers.groups():
-                    for replica in group.replicas:
-                        label = f"{group.name}-{replica.replica_id}"
-                        addresses[replica.address] = label
-            except ServiceError:
-                unreachable.append(CONTROLLERS)
-        proxies = await self._proxies()
-        if not proxies:
+        members, replicas, proxies = await asyncio.gather(
+            _in_time(self._brokers.members(), "all brokers", unreachable),
+            _in_time(self._replicas(), CONTROLLERS, unreachable),
+            _in_time(find_proxies(self._brokers), ALL_PROXIES, unreachable),
+        )
+        addresses = {member.address: member.name for member in members or ()}
+        for address in self._controllers.addresses:
+            addresses[address] = f"controller at {address}"
+        addresses.update(replicas or {})
+        if proxies is not None and not proxies.proxies:
             unreachable.append(ALL_PROXIES)
         return [
             _Route(self._own.name, self._own.Ask),
             *(_Route(label, self._at(address)) for address, label in addresses.items()),
-            *(_Route(proxy.name, _through_broker(proxy)) for proxy in proxies),
+            *(
+                _Route(proxy.name, _through_broker(proxy))
+                for proxy in (() if proxies is None else proxies.proxies)
+            ),
         ], unreachable
 
-    async def _proxies(self) -> list[ProxyRoute]:
-        try:
-            return (await find_proxies(self._brokers)).proxies
-        except ServiceError:
-            return []
+    async def _replicas(self) -> dict[str, str]:
+        """Return the names of all replicas by their addresses; none without controllers."""
+        if not self._controllers.are_configured:
+            return {}
+        return {
+            replica.address: f"{group.name}-{replica.replica_id}"
+            for group in await self._controllers.groups()
+            for replica in group.replicas
+        }
 
     def _at(self, address: str) -> Callable[[pb.ProcessQuestion], Awaitable[pb.ProcessAnswer]]:
         async def ask(question: pb.ProcessQuestion) -> pb.ProcessAnswer:
@@ -152,6 +170,8 @@ class Processes:
                     stub = process_pb2_grpc.ProcessAdminStub(channel)
                     return await stub.Ask(question, timeout=ANSWER_TIMEOUT_MS / 1_000)
             except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    raise NotBuilt(f"the process at {address} has an older version") from None
                 details = error.details() or error.code().name
                 raise ProcessUnreachable(f"the process at {address}: {details}") from None
 
@@ -168,16 +188,26 @@ def _through_broker(
     return ask
 
 
+async def _in_time(asked: Awaitable[T], label: str, unreachable: list[str]) -> T | None:
+    """Return an answer; None without one in time, and `label` is then unreachable."""
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_MS / 1_000):
+            return await asked
+    except (TimeoutError, ServiceError):
+        unreachable.append(label)
+        return None
+
+
 async def _ask(route: _Route, question: pb.ProcessQuestion) -> ProcessAnswered | str:
     """Return the answer of a process, or the label of a process that does not answer."""
     began_ms = time.time_ns() // 1_000_000
     try:
         answer = await route.ask(question)
+    except (NotBuilt, BadRequest):
+        return f"{route.label} (older version, without this question)"
     except ServiceError:
         return route.label
     middle_ms = (began_ms + time.time_ns() // 1_000_000) // 2
-    if answer.error:
-        raise from_wire(answer.error, f"{answer.name}: {answer.message}")
     return ProcessAnswered(answer, answer.description.wall_ms - middle_ms)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -17,7 +18,7 @@ from tidemill.admin.cluster.proxies import list_clients
 from tidemill.admin.http.request_access import READS
 from tidemill.admin.json import render
 from tidemill.admin.json.activity import SAMPLED_AT
-from tidemill.admin.json.conflicts import conflicts_of
+from tidemill.admin.json.conflicts import conflicts_of, topic_filters_of
 from tidemill.admin.json.schema import UNREACHABLE, Schema
 from tidemill.admin.routes import Access, Activity, Cluster, GroupName
 from tidemill.common.clock import SystemClock
@@ -27,7 +28,9 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 router = APIRouter(tags=["groups"])
 
 CONSUMERS_MAX: Final = 1_000
-SILENT_MAX: Final = 10  # silent consumers, with their messages in flight
+DELIVERIES_MAX: Final = 1_000  # of each broker group; a consumer may hold more
+ANSWER_S: Final = 2.0  # of the parts that name no cause of their own
+EVERY: Final = "*"  # the filter that matches every message
 TOPICS_MAX: Final = 20  # topics, those with the oldest messages
 
 
@@ -64,11 +67,12 @@ async def diagnose_group(
     The rates are those of the last seconds.
     """
     asked = pb.GetGroupProgressRequest(name=group)
-    progress = await cluster.call_all(calls.GET_GROUP_PROGRESS, asked)
-    conflicts = await cluster.call_all(
-        calls.LIST_CONFLICTS, pb.ListConflictsRequest(groups=[group])
+    used = pb.ListConflictsRequest(groups=[group], with_single_filters=True)
+    progress, conflicts, (silent, lacking) = await asyncio.gather(
+        cluster.call_all(calls.GET_GROUP_PROGRESS, asked),
+        cluster.call_all(calls.LIST_CONFLICTS, used),
+        _silent(cluster, group, access.client_owner),
     )
-    silent, lacking = await _silent(cluster, group, access.client_owner)
     shown, reading = render.progress_of(progress), activity.read()
     numbers = group_numbers(reading, group)
     oldest = {
@@ -84,6 +88,7 @@ async def diagnose_group(
         numbers=numbers,
         locks=[each for each in shown.locks if access.allows_topic(READS, each.topic)],
         silent=silent,
+        has_filter=any(each.expression != EVERY for each in topic_filters_of(conflicts)),
         conflicts=[
             each for each in conflicts_of(conflicts) if access.allows_topic(READS, each.topic)
         ],
@@ -105,19 +110,25 @@ async def diagnose_group(
 
 
 async def _silent(cluster: Brokers, group: str, owner: int) -> tuple[list[Holder], list[str]]:
-    """Return silent consumers with their messages in flight, and the unreachable processes."""
+    """Return silent consumers with messages of the group, and the processes without an answer."""
     asked = pb.ListClientsRequest(group=group, clients_max=CONSUMERS_MAX, owner=owner)
-    page = await list_clients(cluster, asked)
-    silent = [
-        (id_, one.newest) for id_, one in page.clients if one.states[0][1].silent_ms > SILENT_MS
+    delivered = pb.GetDeliveriesRequest(
+        filter=pb.DeliveryFilter(group=group), page_size=DELIVERIES_MAX
+    )
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            page, found = await asyncio.gather(
+                list_clients(cluster, asked), cluster.call_all(calls.GET_DELIVERIES, delivered)
+            )
+    except (TimeoutError, ServiceError):
+        return [], ["consumers"]
+    held = Counter(one.client_id for _, reply in found.answers for one in reply.deliveries)
+    holders = [
+        Holder(client_id=id_, silent_ms=client.newest.silent_ms, in_flight=held[id_])
+        for id_, client in page.clients
+        if held[id_] and client.states[0][1].silent_ms > SILENT_MS
     ]
-    holders, lacking = [], set(page.unreachable)
-    for client_id, client in silent[:SILENT_MAX]:
-        held = await cluster.call_all(calls.GET_HELD, pb.GetHeldRequest(client_id=client_id))
-        lacking.update(held.unreachable)
-        in_flight = sum(reply.in_flight_count for _, reply in held.answers)
-        holders.append(Holder(client_id=client_id, silent_ms=client.silent_ms, in_flight=in_flight))
-    return holders, sorted(lacking)
+    return holders, sorted({*page.unreachable, *found.unreachable})
 
 
 async def _retention(cluster: Brokers, topics: Iterable[str]) -> dict[str, int]:
@@ -131,5 +142,9 @@ async def _retention(cluster: Brokers, topics: Iterable[str]) -> dict[str, int]:
             return topic, None
         return topic, status.retention_ms if status.HasField("retention_ms") else None
 
-    found = await asyncio.gather(*(of(topic) for topic in topics))
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            found = await asyncio.gather(*(of(topic) for topic in topics))
+    except TimeoutError:
+        return {}
     return {topic: kept_ms for topic, kept_ms in found if kept_ms is not None}

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["ProcessAdmin"]
 LEVELS: Final = ("debug", "info", "warning", "error")
+SHOWS_CHANGES: Final = ("debug", "info")
 LOG_LEVEL_MS_MAX: Final = 86_400_000  # of a changed log level
 SLOW_CALLS_A_REPLY: Final = 1_000
 
@@ -142,18 +143,16 @@ class ProcessService:
             if self._revert is not None:
                 self._revert.cancel()
                 self._revert = None
-            change_level(level)
+            _change_level(level, until_ms)
             self._level_until_ms = until_ms
             if not is_back:
                 loop = asyncio.get_running_loop()
                 self._revert = loop.call_later(asked.duration_ms / 1000, self._return_to_settings)
-            log.info("log level changed", before=before, now=level, until_ms=until_ms)
         return pb.LogLevels(before=before, now=level, until_ms=until_ms)
 
     def _return_to_settings(self) -> None:
         self._revert, self._level_until_ms = None, 0
-        before = change_level(self._level_of_settings)
-        log.info("log level returned", before=before, now=self._level_of_settings)
+        _change_level(self._level_of_settings, until_ms=0)
 
     def _find_slow_calls(self, asked: pb.FindSlowCalls) -> pb.SlowCallList:
         known = self._slow_calls
@@ -167,6 +166,17 @@ class ProcessService:
             if _fits(call, asked):
                 reply.calls.append(pb.SlowCall(**call._asdict()))
         return reply
+
+
+def _change_level(level: str, until_ms: int) -> None:
+    """Change the log level, and log that with the level that shows the line."""
+    fields = {"before": LEVEL.text, "now": level, "until_ms": until_ms}
+    hides = level not in SHOWS_CHANGES
+    if hides:
+        log.info("log level changed", **fields)
+    change_level(level)
+    if not hides:
+        log.info("log level changed", **fields)
 
 
 def _fits(call: SlowCall, asked: pb.FindSlowCalls) -> bool:

@@ -83,6 +83,7 @@ BROKER_ITEMS = (
     VERSION_OP,
 )  # one item of each
 MINUTE_MS = 60_000
+RESUMED = 0  # the end of a pause that an operator has ended
 DEFAULT_RETRY_MS = (
     10_000,
     30_000,
@@ -228,7 +229,7 @@ class Catalog:
         # At a follower: by the ids of the home.
         self.topic_ids_at_home: dict[int, TopicId] = {}
         self.group_ids_at_home: dict[int, GroupId] = {}
-        # Ends of pauses whose polls are not woken yet; 0: the pause was ended by an operator.
+        # The ends of pauses, also of past ones; RESUMED: an operator has ended the pause.
         self.pauses: dict[GroupId, int] = {}
         # At a follower: groups with begins that the home may not know; emptied by the next report.
         self.unreported_begun: dict[GroupId, None] = {}
@@ -429,7 +430,7 @@ class Catalog:
         if group.paused is not None:
             self.pauses[group.id] = group.paused.until_ms
         elif group.id in self.pauses:
-            self.pauses[group.id] = 0
+            self.pauses[group.id] = RESUMED
         self.group_ids[group.name] = group.id
         self.next_id = max(self.next_id, group.id + 1)
         self.stated_at[f"group {group.id}"] = log_offset

@@ -25,10 +25,13 @@ class GroupPause:
         """Raise Conflict if the pause is over already or too long, BadRequest for the reason."""
         if not now_ms < self.until_ms <= now_ms + PAUSE_MS_MAX:
             raise Conflict(
-                f"a pause ends within 30 days from now ({now_ms}), not at {self.until_ms}"
+                f"a pause ends in the future, at most 30 days from now; {self.until_ms} (Unix, ms)"
+                " does not"
             )
-        if len(self.reason) > REASON_CHARS_MAX:
-            raise BadRequest(f"the reason of a pause has at most {REASON_CHARS_MAX} characters")
+        if len(self.reason) > REASON_CHARS_MAX or not self.reason.isprintable():
+            raise BadRequest(
+                f"the reason of a pause is one line of at most {REASON_CHARS_MAX} characters"
+            )
 
     def as_item(self) -> dict[str, Any]:
         """Return the pause as a field of a configuration item."""
