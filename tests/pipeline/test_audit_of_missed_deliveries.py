@@ -57,6 +57,20 @@ class Case(Story):
             **more,
         )
 
+    def dead(self, at_ms: int, *, at: int) -> None:
+        """Make message 0 a dead letter of g."""
+        self.add(
+            "dead-lettered",
+            at,
+            at_ms,
+            consumer_group="g",
+            topic="%DLQ%g",
+            origin_topic=self.topic,
+            origin_queue_id=0,
+            origin_queue_offset=0,
+            message_id="m0",
+        )
+
     def says(
         self,
         queue_id: int,
@@ -269,6 +283,34 @@ def test_an_unsettled_delivery_without_redelivery_is_missing(spark: SparkSession
     assert details["revived"].startswith(
         "it was revived, and the group's next pop begins behind it"
     )
+
+
+def replayed(name: str, *, pop: int) -> Case:
+    """A dead letter that was replayed at offset 7 of the retry topic."""
+    case = Case(name)
+    case.out()
+    case.dead(DUE_MS, at=3)
+    case.copy("replayed", DUE_MS + 10)
+    case.says(0, 1)
+    case.says(0, pop, is_retry=True)
+    return case
+
+
+def test_a_replayed_message_is_owed_until_its_group_settles_it_again(spark: SparkSession) -> None:
+    dead, acked, again = Case("dead"), replayed("acked", pop=8), replayed("again", pop=8)
+    dead.out()
+    dead.dead(DUE_MS, at=3)
+    acked.copy("delivered", DUE_MS + 20, due_ms=2 * DUE_MS, attempt=1)
+    acked.copy("acked", DUE_MS + 30)
+    again.copy("delivered", DUE_MS + 20, due_ms=2 * DUE_MS, attempt=1)
+    again.dead(2 * DUE_MS, at=4)
+    lost, ready = replayed("lost", pop=8), replayed("ready", pop=7)
+    made = audited(spark, dead, acked, again, lost, ready)
+    assert found_in(made, kinds=BROKEN) == [("lost", "missing", 0, 0)]
+    assert counted(made, "waiting") == {"ready": 1}
+    assert counted(made, "dead_lettered") == {"again": 1, "dead": 1}
+    [detail] = [row.detail for row in made.findings.collect() if row.kind == "missing"]
+    assert detail.startswith("it was replayed, and the group's next pop begins behind it")
 
 
 def test_held_and_settled_messages_are_not_missing(spark: SparkSession) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tidemill_pipeline.transforms.findings import AuditRules
 
 REMOVED: Final = "broker-group-removed"  # the event; the log of the broker group is not readable
-_MOVES: Final = ("delivered", "acked", "renewed", "nacked", "revived", "dead-lettered")
+_MOVES: Final = ("delivered", "acked", "renewed", "nacked", "revived", "dead-lettered", "replayed")
 
 
 @final
@@ -201,7 +201,8 @@ def _groups(placed: DataFrame) -> DataFrame:
             F.min(F.when(is_acked, position)).alias("first_ack"),
             F.max(is_acked.cast("int")).alias("acked"),
             F.min(F.when(is_acked, F.col("event_ts"))).alias("acked_at"),
-            F.max((event == "dead-lettered").cast("int")).alias("dead_lettered"),
+            # Positive: its last dead letter was not replayed.
+            (_count(event == "dead-lettered") - _count(event == "replayed")).alias("dead_lettered"),
             F.size(F.array_except(acks, deliveries)).alias("orphans"),
             deliveries.alias("deliveries"),
             last_move().alias("last"),
@@ -219,13 +220,17 @@ def _groups(placed: DataFrame) -> DataFrame:
     )
 
 
+def _count(condition: Column) -> Column:
+    return F.sum(condition.cast("int"))
+
+
 def _owed_letters(letters: DataFrame, progress: DataFrame, limits: Mapping[str, Any]) -> DataFrame:
     """Return of dead letters what `never_given` returns of all others."""
     is_delivered = F.col("event") == "delivered"
     # That a message became a letter there was the doing of the group that could not take it.
     moves = letters.where(
         F.col("event").isin(*_MOVES)
-        & (F.col("event") != "dead-lettered")
+        & ~F.col("event").isin("dead-lettered", "replayed")
         & F.col("consumer_group").isNotNull()
     )
     groups = (

@@ -161,7 +161,7 @@ def unsettled(
 
     One row per message and consumer group whose last event, at `at`, does not settle it. `state`:
 
-        waiting    revived, and not delivered since
+        waiting    revived or replayed, and not delivered since
         in_flight  delivered
         overdue    delivered, and its invisible duration has ended
         missing    one of these, but the broker has settled or skipped it
@@ -178,7 +178,7 @@ def unsettled(
         ["broker", "topic", "topic_id", "stands_queue", "consumer_group", "is_retry"],
         "left",
     )
-    is_revived = F.col("event") == "revived"
+    is_revived = F.col("event").isin("revived", "replayed")
     is_over = ~is_revived & _true(F.col("due_timestamp") < closed_at)
     # The commit offset does not include deliveries with a changed invisible duration.
     is_settled = (F.col("commit_offset") > F.col("stands_at")) & (
@@ -201,7 +201,11 @@ def unsettled(
         F.col("due_timestamp").cast("string"),
         F.lit(", and it did not come back"),
     )
-    passed = F.lit("it was revived, and the group's next pop begins behind it on its retry topic")
+    passed = F.concat(
+        F.lit("it was "),
+        F.col("event"),
+        F.lit(", and the group's next pop begins behind it on its retry topic"),
+    )
     return out.select(
         *PLACE,
         "message_id",
