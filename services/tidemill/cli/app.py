@@ -17,6 +17,7 @@ from tidemill.cli import (
     acl,
     audit,
     bans,
+    bench,
     broker_groups,
     clients,
     cluster,
@@ -77,6 +78,7 @@ Start one on this machine, then look at it from another terminal:
 * `tidemill storage show`
 * `tidemill doctor`
 * `tidemill top`
+* `tidemill bench send --proxy 127.0.0.1:8081`
 * `source <(tidemill completion bash)`
 * `tidemill context create prod https://prod:8080 --protected`
 * `tidemill security enable`
@@ -114,6 +116,7 @@ app.add_typer(audit.app, name="audit")
 
 app.add_typer(release.app, name="release")
 app.command("doctor")(doctor.examine)
+app.add_typer(bench.app, name="bench")
 app.command("top")(top.show_top)
 app.command("completion")(completion.print_script)
 

@@ -348,7 +348,7 @@ def try_it(
     """
     from tidemill.release import trial
 
-    credentials = _credentials(ca_file, certificate_file, key_file) if has_tls else None
+    credentials = channel_credentials(ca_file, certificate_file, key_file) if has_tls else None
     with _explained():
         rest = _rest(context, patience_s)
         rest.call("PUT", "/topics", trial.TOPIC, body={"messageType": "MIXED", "queues": 1})
@@ -391,7 +391,7 @@ def receive_and_ack(
     from tidemill.release import trial
     from tidemill.stubs.apache.rocketmq.v2 import service_pb2_grpc
 
-    credentials = _credentials(ca_file, certificate_file, key_file) if has_tls else None
+    credentials = channel_credentials(ca_file, certificate_file, key_file) if has_tls else None
     with _proxies(endpoint, credentials) as channel:
         stub = service_pb2_grpc.MessagingServiceStub(channel)
         known = options_of(context).credentials
@@ -424,7 +424,7 @@ def _proxies(endpoint: str, credentials: grpc.ChannelCredentials | None) -> Iter
             fail(f"{endpoint} does not answer as a proxy does: {error}", EXIT_UNREACHABLE)
 
 
-def _credentials(
+def channel_credentials(
     ca_file: Path | None, certificate_file: Path | None, key_file: Path | None
 ) -> grpc.ChannelCredentials:
     """Return the trusted authorities and the client certificate for the proxies."""
