@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from tidemill.cli import (
     acl,
@@ -47,14 +48,28 @@ from tidemill.cli import (
 )
 from tidemill.cli.completion_names import complete_context
 from tidemill.cli.processes import PROCESSES
-from tidemill.cli.rest import ADMIN_URL, OutputFormat
+from tidemill.cli.rest import ADMIN_URL, OutputFormat, partial_answers
 from tidemill.cli.root_options import CONTEXT_NOUN, RootValues, read_options
-from tidemill.common.exit_codes import EXIT_USAGE
+from tidemill.common.exit_codes import EXIT_PARTIAL, EXIT_USAGE
 from tidemill.common.prompts import fail
 from tidemill.common.version import version
 
+
+class RootGroup(TyperGroup):
+    """The root command. It exits with 5 if a part of the answer to a command is missing."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        with partial_answers() as has_partial:
+            result = super().invoke(ctx)
+            if has_partial():
+                raise typer.Exit(EXIT_PARTIAL)
+            return result
+
+
 app = typer.Typer(
     name="tidemill",
+    cls=RootGroup,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",

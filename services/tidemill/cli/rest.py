@@ -12,7 +12,9 @@ import json
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
@@ -72,6 +74,8 @@ NAMESPACED = frozenset(
 )
 READING_PATHS = frozenset({"/access:check"})  # they change nothing with any method
 CONFIRMED = "tidemill.confirmed"  # in the memory of a command: the user has typed the context
+# Whether a part of an answer to the running command is missing.
+_has_partial_answer: ContextVar[bool] = ContextVar("has_partial_answer", default=False)
 T = TypeVar("T")
 # The reasons that versions of OpenSSL give for bytes that are not TLS.
 _NO_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"}
@@ -281,6 +285,7 @@ def call_pages(context: typer.Context, path: str, key: str, **filters: str) -> l
         page = call(context, "GET", path, query=query)
         items.extend(page[key])
         if (unreachable := page.get("unreachable")) and "pageToken" not in query:
+            _has_partial_answer.set(True)
             warn(f"{', '.join(unreachable)} is unreachable; its part of the list is missing")
         if not (token := page.get("nextPageToken")):
             return items
@@ -395,9 +400,23 @@ def say(context: typer.Context, answer: Json, sentence: str) -> None:
         typer.echo(sentence)
 
 
+@contextmanager
+def partial_answers() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether a part of an answer is missing since the begin."""
+    token = _has_partial_answer.set(False)
+    try:
+        yield _has_partial_answer.get
+    finally:
+        _has_partial_answer.reset(token)
+
+
 def warn_unreachable(answer: Json) -> None:
-    """Warn about unreachable broker groups or proxies, whose part of the answer is missing."""
+    """Warn about unreachable broker groups or proxies, whose part of the answer is missing.
+
+    The command exits with 5 then, unless it fails.
+    """
     if unreachable := answer.get("unreachable"):
+        _has_partial_answer.set(True)
         warn(f"{', '.join(unreachable)} is unreachable; its part of the answer is missing")
 
 
