@@ -120,6 +120,8 @@ def _check_settings(client: RestClient, processes: Json) -> CheckResult:
         for name, kind in kinds.items()
         if counts[kind] > 1
     }
+    for missing in processes.get("unreachable", []):
+        settings[missing] = Unanswered("no answer")
     return check_settings(kinds, settings)
 
 

@@ -266,7 +266,7 @@ def check_settings(
         if len(users) > 1
     ]
     first = problems[0].split()[0] if problems else ""
-    process = next((name for name in settings if kinds[name] == first), min(kinds))
+    process = next((name for name in settings if kinds.get(name) == first), min(kinds))
     return checked(
         "settings",
         f"tidemill process settings {process} --changed",

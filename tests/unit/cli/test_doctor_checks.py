@@ -148,6 +148,8 @@ def test_a_setting_that_differs_within_a_kind_is_a_problem() -> None:
     found = check_settings(kinds, given)
     assert found.text == "proxy slow_call_ms: 500 (proxy-0) or 1 (proxy-1)"
     assert found.command == "tidemill process settings proxy-0 --changed"
+    unlisted = check_settings(kinds, {**given, "broker-1": Unanswered("no answer")})
+    assert "broker-1 (no answer)" in unlisted.text  # A process that hangs has no known kind.
     silent = check_settings(kinds, {"proxy-0": Unanswered("it hangs")})
     assert (silent.state, silent.text) == (UNKNOWN, "unknown: proxy-0 (it hangs)")
 

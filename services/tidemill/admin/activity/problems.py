@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from shlex import quote
+from types import MappingProxyType
 from typing import Final
 
 from tidemill.admin.activity.numbers import GroupState
+from tidemill.admin.cluster.brokers import MEMBER_UNREACHABLE_MS
 from tidemill.admin.json.broker_groups import BrokerGroupView
 from tidemill.admin.json.consumer_groups import ConsumerGroupRowView
 from tidemill.admin.json.storage import BrokerGroupStorageView
@@ -37,9 +39,15 @@ def find_problems(
     members: Sequence[BrokerGroupView],
     disks: Iterable[BrokerGroupStorageView],
     groups: Iterable[ConsumerGroupRowView],
+    silent: Mapping[str, str] = MappingProxyType({}),
 ) -> list[ClusterProblem]:
-    """Return the problems of broker groups, disks and consumer groups."""
+    """Return the problems of broker groups, disks and consumer groups.
+
+    `silent` are broker groups without an answer to the last sample, with the reasons.
+    """
+    known = {member.name for member in members}
     found = [
+        *(_down(name, reason) for name, reason in silent.items() if name not in known),
         *(problem for member in members for problem in _of_member(member)),
         *(problem for disk in disks for problem in _of_disk(disk)),
         *(problem for group in groups for problem in _of_group(group)),
@@ -47,23 +55,30 @@ def find_problems(
     return sorted(found, key=lambda each: not each.stops_sends)
 
 
+def _status(name: str) -> str:
+    return f"tidemill broker-group status {quote(name)}"
+
+
+def _down(name: str, reason: str) -> ClusterProblem:
+    return ClusterProblem(
+        code="BrokerDown",
+        object=name,
+        text=f"unreachable: {reason}",
+        command=_status(name),
+        stops_sends=True,
+    )
+
+
 def _of_member(member: BrokerGroupView) -> Iterator[ClusterProblem]:
-    command = f"tidemill broker-group status {quote(member.name)}"
     if not member.reachable:
-        yield ClusterProblem(
-            code="BrokerDown",
-            object=member.name,
-            text=f"unreachable: {member.reason or 'no answer'}",
-            command=command,
-            stops_sends=True,
-        )
-    elif member.unreachable_ms is not None:
+        yield _down(member.name, member.reason or "no answer")
+    elif member.unreachable_ms is not None and member.unreachable_ms >= MEMBER_UNREACHABLE_MS:
         yield ClusterProblem(
             code="MemberUnreachable",
             object=member.name,
             text=f"has not answered the home for {span(member.unreachable_ms)}: new topics and"
             " consumer groups do not reach it",
-            command=command,
+            command=_status(member.name),
             since_ms=member.unreachable_ms,
         )
     behind = [replica.name for replica in member.replicas if not replica.in_sync]

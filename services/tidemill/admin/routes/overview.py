@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeVar
 
 from fastapi import APIRouter
 
 from tidemill.admin.activity.problems import find_problems
+from tidemill.admin.activity.sampler import Reading
 from tidemill.admin.json.audit import AuditKindView, AuditPageView
 from tidemill.admin.json.broker_groups import BrokerGroupListView
 from tidemill.admin.json.consumer_groups import ConsumerGroupPageView
@@ -115,7 +116,13 @@ async def get_overview(
         of_letters.result(),
         of_changes.result(),
         sorted(parts.unanswered),
+        _silent(activity.read()) if sees_members else {},
     )
+
+
+def _silent(reading: Reading) -> Mapping[str, str]:
+    """Return the broker groups without an answer to the last sample, with the reasons."""
+    return {} if reading.numbers is None else reading.numbers.unreachable
 
 
 def _view(
@@ -127,11 +134,13 @@ def _view(
     letters: DeadLetterSummaryView | None,
     changes: AuditPageView | None,
     unanswered: list[str],
+    silent: Mapping[str, str],
 ) -> OverviewView:
     problems = find_problems(
         [] if members is None else members.items,
         [] if storage is None else storage.broker_groups,
         [] if groups is None else groups.groups,
+        silent,
     )
     shown = (storage, groups, topics, timers, letters, changes)
     lacking = {name for each in shown if each is not None for name in each.unreachable or ()}

@@ -61,8 +61,14 @@ def test_each_problem_is_named_with_its_code_and_command() -> None:
 
 
 def test_a_member_that_the_home_cannot_reach_has_the_time() -> None:
+    assert find_problems([member(unreachable_ms=9_999)], [], []) == []  # a frame is under way
     [found] = find_problems([member(unreachable_ms=20_000)], [], [])
     assert (found.code, found.since_ms) == ("MemberUnreachable", 20_000)
+
+
+def test_a_broker_group_without_a_sample_is_down_once() -> None:
+    found = find_problems([member()], [], [], {"broker-0": "old", "broker-1": "refused"})
+    assert [(each.code, each.object) for each in found] == [("BrokerDown", "broker-1")]
 
 
 def test_a_paused_group_without_consumers_is_no_problem() -> None:
