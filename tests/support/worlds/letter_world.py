@@ -54,10 +54,12 @@ class LetterWorld(World):
         count = LetterCount(engine.letter_inspection, found, letter_filter, as_of_ms=self.now_ms)
         while count.step():
             pass
+        assert count.topic is not None
         details = {"filter": letter_filter._asdict(), "by": "ops", "user": "", "key": ""}
         entry = OperationBegun(
             kind,
             found.id,
+            count.topic.id,
             self.now_ms,
             count.begin,
             count.end,

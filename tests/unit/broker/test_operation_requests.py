@@ -9,9 +9,12 @@ import pytest
 
 from tests.support.audit_changes import records_of
 from tests.support.worlds.engine_world import GROUP
-from tests.support.worlds.letter_world import LetterWorld
+from tests.support.worlds.letter_world import DEAD, LetterWorld
 from tests.unit.broker.test_dead_letter_requests import AdminWorld, error_of, five, in_world
+from tidemill.broker.engine.engine import Engine
 from tidemill.broker.server.admin.operations import OperationAdmin
+from tidemill.broker.server.round.rpc import in_round
+from tidemill.broker.server.round.turn import Turn
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 REPLAY, DISCARD = pb.DEAD_LETTER_ACTION_REPLAY, pb.DEAD_LETTER_ACTION_DISCARD
@@ -132,6 +135,26 @@ def test_a_cancel_ends_an_operation_and_a_second_one_changes_nothing() -> None:
         assert await error_of(admin.CancelOperation(unknown)) == "OperationNotFound"
 
     in_world(scenario, five)
+
+
+def test_a_topic_that_is_deleted_during_the_count_begins_nothing() -> None:
+    def prepare(world: LetterWorld) -> None:
+        world.dead(*(f"m{n}" for n in range(640)))
+
+    async def scenario(world: AdminWorld) -> None:
+        def create_again(engine: Engine, turn: Turn) -> None:
+            engine.administration.delete_topic(DEAD, turn.now_ms)
+            engine.administration.ensure(DEAD, GROUP, turn.now_ms)
+
+        beginning = asyncio.create_task(error_of(begin(world, rate_per_s=1)))
+        # Each list takes a round, as each slice of the count. There are at least 10 of them.
+        for _ in range(4):
+            assert await operations(world) == []
+        await in_round(world.shell.rounds, create_again)
+        assert await beginning == "Conflict"
+        assert await operations(world) == []
+
+    in_world(scenario, prepare)
 
 
 @pytest.mark.parametrize(

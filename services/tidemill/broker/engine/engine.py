@@ -155,6 +155,7 @@ class Engine:
             self.fold,
             self.room,
             {OperationKind.REPLAY: letter_work, OperationKind.DISCARD: letter_work},
+            lambda: self.state_mark,
         )
         self.letter_inspection = LetterInspection(
             self.dead_letters, self.catalog, retention_ms=config.retention_ms

@@ -233,7 +233,7 @@ def test_at_most_16_run_and_an_unknown_one_is_not_found() -> None:
 
 
 def begun(operations: Operations, id_: int) -> None:
-    entry = OperationBegun(DISCARD, 1, 0, 5, 9, 4, 10, json.dumps({"key": f"k{id_}"}))
+    entry = OperationBegun(DISCARD, 1, 2, 0, 5, 9, 4, 10, json.dumps({"key": f"k{id_}"}))
     operations.begin(entry, LogOffset(id_), 100)
 
 
@@ -308,8 +308,8 @@ def test_a_snapshot_has_all_operations() -> None:
 
 
 def test_unknown_operations_stop_a_start() -> None:
-    body, tail = operation.encode(OperationBegun(DISCARD, 1, 0, 5, 9, 4, 10, "{}"))
-    for wrong in (bytes([3]) + body[1:], body[:1] + bytes([77]) + body[2:]):
+    body, tail = operation.encode(OperationBegun(DISCARD, 1, 2, 0, 5, 9, 4, 10, "{}"))
+    for wrong in (bytes([3]) + body[1:], body[:1] + bytes([77]) + body[2:], body[:-4], b""):
         with pytest.raises(UnknownRecord):
             operation.decode(wrong, tail)
     with pytest.raises(UnknownRecord):

@@ -20,8 +20,13 @@ from tidemill.broker.engine.layout.numbers import GroupId
 from tidemill.broker.engine.layout.operation import Operation, OperationKind
 from tidemill.broker.engine.metadata.catalog import Catalog, ConsumerGroup, Topic
 from tidemill.broker.engine.operation.runner import WorkResult
-from tidemill.broker.engine.store.consume_queue import ConsumeQueue
-from tidemill.common.errors import GroupNotFound, MessageBodyTooLarge, Repairing
+from tidemill.common.errors import (
+    Conflict,
+    GroupNotFound,
+    MessageBodyTooLarge,
+    Repairing,
+    TopicNotFound,
+)
 from tidemill.message import stored_message
 
 SAMPLE_MAX: Final = 10  # dead letters that a count shows
@@ -60,19 +65,19 @@ class LetterMatches:
         self._letters = letters
         self._settled = catalog.settled_letters
         self._topic = topic
-        self._queue: ConsumeQueue = letters.queue_of(topic)
         self._wanted = wanted
         self._as_of_ms = as_of_ms
         self._tag_hash = stored_message.tag_hash(wanted.tag) if wanted.tag else 0
 
     def find(self, offset: int) -> FoundLetter | None:
         """Return an open dead letter that matches. Raises Repairing."""
-        wanted, queue = self._wanted, self._queue
-        if offset < queue.min_offset:
-            return None
+        wanted = self._wanted
         if self._settled.state_of(self._topic.id, offset) is not DeadLetterState.OPEN:
             return None
         try:
+            queue = self._letters.queue_of(self._topic)
+            if not queue.min_offset <= offset < queue.max_offset:
+                return None
             if self._tag_hash and queue.entry(offset)[2] != self._tag_hash:
                 return None
             found = self._letters.read(self._topic, offset)
@@ -106,7 +111,7 @@ class LetterCount:
         as_of_ms: int,
     ) -> None:
         letters = inspection.letters
-        topic = letters.topic_of(group)
+        self.topic = topic = letters.topic_of(group)  # None: the group has no dead letters yet
         self._inspection = inspection
         self.begin = self.end = self._position = 0
         if topic is not None:
@@ -121,7 +126,12 @@ class LetterCount:
         self.pairs: set[tuple[int, str]] = set()  # topic ids and tags, for warnings
 
     def step(self) -> bool:
-        """Do one slice. Raises Repairing."""
+        """Do one slice. Raises Repairing, and Conflict if the topic was deleted meanwhile."""
+        if self.topic is not None and self.topic.id not in self._inspection.catalog.topics:
+            raise Conflict(
+                f"topic {self.topic.name} was deleted while its dead letters were counted; count"
+                f" again"
+            )
         size = 0
         for _ in range(LETTERS_A_STEP):
             if self._position >= self.end:
@@ -157,8 +167,8 @@ class LetterWork:
         if group is None:
             raise GroupNotFound("the consumer group was deleted")
         topic = self._letters.topic_of(group)
-        if topic is None:
-            return WorkResult(operation.end, 0)
+        if topic is None or topic.id != operation.topic_id:
+            raise TopicNotFound("the dead-letter topic was deleted, with all that were counted")
         matches = LetterMatches(
             self._letters, self._catalog, topic, filter_of(operation), as_of_ms=operation.as_of_ms
         )

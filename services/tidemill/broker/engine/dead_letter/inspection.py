@@ -195,7 +195,10 @@ class LetterInspection:
         return ""
 
     def counts(self, topic: Topic) -> LetterCounts:
-        """Count the dead letters of a group. Raises Repairing."""
+        """Count the dead letters of a group.
+
+        Raises Repairing, and LookupError if the topic was deleted.
+        """
         open_count, counts = self.letters.counts_of(topic)
         queue = self.letters.queue_of(topic)
         oldest_at_ms = self._oldest_open_at_ms(topic, queue) if open_count else 0
@@ -253,7 +256,10 @@ class LetterSearch:
         """Find the newest dead letters of some topics."""
         for _ in range(min(len(self._topics), TOPICS_A_STEP)):
             topic = self._topics.popleft()
-            queue = self._letters.queue_of(topic)
+            try:
+                queue = self._letters.queue_of(topic)
+            except LookupError:
+                continue  # It was deleted between two slices.
             before = self._query.before
             end = queue.max_offset if before == NO_END else queue.offset_behind(before)
             self._push(topic, queue, end - 1)
@@ -290,8 +296,8 @@ class LetterSearch:
     ) -> tuple[bool, LetterStatus | None]:
         """Return whether no older dead letter matches, and this one if it matches."""
         query = self._query
-        if offset < queue.min_offset:
-            return True, None  # Retention has removed it between two slices.
+        if offset < queue.min_offset or topic.id not in self._inspection.catalog.topics:
+            return True, None  # Retention or a deletion has removed it between two slices.
         if query.state is not None and self._settled.state_of(topic.id, offset) != query.state:
             return False, None
         if self._tag_hash and queue.entry(offset)[2] != self._tag_hash:
@@ -340,7 +346,10 @@ class LetterSummary:
     def _count(self) -> bool:
         for _ in range(min(len(self._topics), TOPICS_A_STEP)):
             topic = self._topics.popleft()
-            counts = self._inspection.counts(topic)
+            try:
+                counts = self._inspection.counts(topic)
+            except LookupError:
+                continue  # It was deleted between two slices.
             if counts.open or any(counts.settled):
                 self.groups.append(counts)
             if counts.open:
@@ -359,16 +368,15 @@ class LetterSummary:
                 return False
             self._scanned_left -= 1
             topic, offset = self._walks.popleft()
-            queue = letters.queue_of(topic)
-            if offset < queue.min_offset:
-                continue
-            self._walks.appendleft((topic, offset - 1))
-            if settled.state_of(topic.id, offset) is not DeadLetterState.OPEN:
-                continue
             try:
+                if offset < letters.queue_of(topic).min_offset:
+                    continue
+                self._walks.appendleft((topic, offset - 1))
+                if settled.state_of(topic.id, offset) is not DeadLetterState.OPEN:
+                    continue
                 found = letters.read(topic, offset)
             except LookupError:
-                continue
+                continue  # Retention or a deletion has removed it between two slices.
             if found is not None:
                 size += 0 if found.record is None else len(found.record.tail)
                 self._note(found)

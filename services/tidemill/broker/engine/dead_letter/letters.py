@@ -116,11 +116,16 @@ class DeadLetters:
         return self._catalog.find_topic(DEAD_LETTER_TOPIC_PREFIX + group.name)
 
     def queue_of(self, topic: Topic) -> ConsumeQueue:
-        """Return the queue of a dead-letter topic."""
+        """Return the queue of a dead-letter topic. Raises LookupError if the topic was deleted."""
+        if topic.id not in self._catalog.topics:
+            raise LookupError(f"topic {topic.name} with id {topic.id} was deleted")
         return self._catalog.queue(topic.id, DEAD_LETTER_QUEUE)
 
     def counts_of(self, topic: Topic) -> tuple[int, SettledCounts]:
-        """Return the numbers of open and of settled dead letters of a topic."""
+        """Return the numbers of open and of settled dead letters of a topic.
+
+        Raises LookupError if the topic was deleted.
+        """
         queue, settled = self.queue_of(topic), self._catalog.settled_letters
         settled.trim(topic.id, queue.min_offset)
         counts = settled.counts_of(topic.id)
@@ -288,9 +293,12 @@ class DeadLetters:
     def read(self, topic: Topic, offset: int) -> FoundLetter | None:
         """Return the dead letter at an offset; None if the message there is not a dead letter.
 
-        Raises LookupError if retention has freed it, and Repairing if it may be mended.
+        Raises LookupError if retention has freed it or the topic was deleted, and Repairing if it
+        may be mended.
         """
         queue = self.queue_of(topic)
+        if offset >= queue.max_offset:
+            raise LookupError(f"topic {topic.name} has no message at offset {offset}")
         try:
             log_offset, size, _ = queue.entry(offset)
             try:

@@ -1,13 +1,13 @@
 """The body of an OPERATION record: a bulk change by operators begins or ends (ADR 0093).
 
-    BEGUN         0      1         2               6              14         22
-                 ┌──────┬─────────┬───────────────┬──────────────┬──────────┬──────────┐
-                 │ 1 u8 │ kind u8 │ subject_id u32│ as_of_ms i64 │ begin i64│ end i64  │
-                 └──────┴─────────┴───────────────┴──────────────┴──────────┴──────────┘
-                  30          34
-                 ┌───────────┬───────────────┐
-                 │ total u32 │ rate_per_s u32│   tail: a JSON object
-                 └───────────┴───────────────┘
+    BEGUN         0      1         2               6              10             18
+                 ┌──────┬─────────┬───────────────┬──────────────┬──────────────┬──────────┐
+                 │ 1 u8 │ kind u8 │ subject_id u32│ topic_id u32 │ as_of_ms i64 │ begin i64│
+                 └──────┴─────────┴───────────────┴──────────────┴──────────────┴──────────┘
+                  26         34          38
+                 ┌──────────┬───────────┬───────────────┐
+                 │ end i64  │ total u32 │ rate_per_s u32│   tail: a JSON object
+                 └──────────┴───────────┴───────────────┘
     ENDED         0      1                   9
                  ┌──────┬───────────────────┬──────────┐
                  │ 2 u8 │ operation_id  i64 │ state u8 │   tail: the reason of a failure, UTF-8
@@ -15,8 +15,9 @@
 
 Big-endian. The log offset of BEGUN is the id of the operation. It changes the items from `begin`
 and before `end` that match its filter and existed at `as_of_ms`: `total` of them, when it began.
-`subject_id` is the consumer group of a change of dead letters. The JSON object has the filter, the
-starter and the Idempotency-Key.
+`subject_id` is the consumer group of a change of dead letters. `topic_id` is the topic of the
+items: a topic that is deleted and created again has other items. The JSON object has the filter,
+the starter and the Idempotency-Key.
 
 STATE records and snapshots have operations as JSON, with their cursors.
 """
@@ -33,8 +34,8 @@ from typing import NamedTuple, final
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import UnknownRecord
 
-_BEGUN = struct.Struct(">BBIqqqII")
-_BEGUN_SIZE = 38
+_BEGUN = struct.Struct(">BBIIqqqII")
+_BEGUN_SIZE = 42
 _ENDED = struct.Struct(">BqB")
 _ENDED_SIZE = 10
 assert _BEGUN.size == _BEGUN_SIZE, "part of the disk format"
@@ -67,6 +68,7 @@ class OperationBegun(NamedTuple):
 
     kind: int
     subject_id: int
+    topic_id: int
     as_of_ms: int
     begin: int
     end: int
@@ -91,6 +93,7 @@ class Operation:
     id: LogOffset
     kind: int
     subject_id: int
+    topic_id: int
     as_of_ms: int
     begin: int
     end: int
@@ -127,16 +130,19 @@ def encode(entry: OperationBegun | OperationEnded) -> tuple[bytes, bytes]:
 def decode(body: bytes | memoryview, tail: bytes | memoryview) -> OperationBegun | OperationEnded:
     """Decode an OPERATION record. Raises UnknownRecord."""
     text = str(bytes(tail), "utf-8")
-    match body[0]:
-        case _Step.BEGUN:
-            found = OperationBegun._make((*_BEGUN.unpack(body)[1:], text))
-            if found.kind in set(OperationKind):
-                return found
-            raise UnknownRecord(f"OPERATION record of an operation of kind {found.kind}")
-        case _Step.ENDED:
-            return OperationEnded._make((*_ENDED.unpack(body)[1:], text))
-        case step:
-            raise UnknownRecord(f"OPERATION record with step {step}")
+    try:
+        match body[0]:
+            case _Step.BEGUN:
+                found = OperationBegun._make((*_BEGUN.unpack(body)[1:], text))
+            case _Step.ENDED:
+                return OperationEnded._make((*_ENDED.unpack(body)[1:], text))
+            case step:
+                raise UnknownRecord(f"OPERATION record with step {step}")
+    except (struct.error, IndexError) as error:
+        raise UnknownRecord("OPERATION record of another size") from error
+    if found.kind not in set(OperationKind):
+        raise UnknownRecord(f"OPERATION record of an operation of kind {found.kind}")
+    return found
 
 
 def encode_operations(operations: Iterable[Operation]) -> bytes:

@@ -7,8 +7,9 @@ allowed. A new owner looks again at items without a match.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from typing import Final, Protocol, final
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from typing import Final, NamedTuple, Protocol, final
 
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.numbers import LogOffset
@@ -37,6 +38,14 @@ class OperationWork(Protocol):
         Each record names the operation. Raises ServiceError; Repairing if a retry helps.
         """
         ...
+
+
+class FailedOperation(NamedTuple):
+    """An operation that has failed, for the log of the broker."""
+
+    operation_id: LogOffset
+    reason: str
+    defect: Exception | None  # None: an error with a known cause
 
 
 @final
@@ -79,11 +88,15 @@ class OperationRunner:
         recorder: Recorder,
         room: DiskRoom,
         works: Mapping[int, OperationWork],
+        state_mark: Callable[[], object],
     ) -> None:
+        """`state_mark` returns a value that changes with every change of the state."""
         self._catalog = catalog
         self._recorder = recorder
         self._room = room
         self._works = works
+        self._state_mark = state_mark
+        self._failed: deque[FailedOperation] = deque(maxlen=RUNNING_MAX)
         self._paces: dict[LogOffset, _Pace] = {}
         self._monotonic_ms = 0  # of the last turn
 
@@ -126,6 +139,18 @@ class OperationRunner:
         self._recorder.append(OperationEnded(operation.id, state, error), now_ms)
         self._paces.pop(operation.id, None)
 
+    def _fail(
+        self, operation: Operation, reason: str, now_ms: int, defect: Exception | None = None
+    ) -> None:
+        self._end(operation, OperationState.FAILED, now_ms, reason)
+        self._failed.append(FailedOperation(operation.id, reason, defect))
+
+    def take_notices(self) -> list[FailedOperation]:
+        """Return and clear the newest operations that have failed."""
+        failed = list(self._failed)
+        self._failed.clear()
+        return failed
+
     # ------------------------------------------------------------ turns
 
     def due_slices(self, now_ms: int, *, monotonic_ms: int) -> Generator[None, None, bool]:
@@ -149,13 +174,24 @@ class OperationRunner:
             pace.allowed_at_ms = self._monotonic_ms + RETRY_MS
             return
         work = self._works[operation.kind]
+        before = self._state_mark()
         try:
             result = work.run(operation, pace.position, items_max, now_ms)
         except (Repairing, DiskFull):
             pace.allowed_at_ms = self._monotonic_ms + RETRY_MS
             return
         except ServiceError as error:
-            self._end(operation, OperationState.FAILED, now_ms, error.message)
+            self._fail(operation, error.message, now_ms)
+            return
+        except (AssertionError, OSError):
+            raise
+        except Exception as error:
+            # After half a change, only recovery from the log gives a valid state again. The cursor
+            # is then behind the items that are done, so the next start fails here without a change.
+            if self._state_mark() != before:
+                raise
+            reason = f"unexpected {type(error).__name__}: {error}; the broker's log has the details"
+            self._fail(operation, reason, now_ms, error)
             return
         pace.position = result.position
         pace.allowed_at_ms += result.changed_count * 1_000 / operation.rate_per_s

@@ -192,10 +192,12 @@ def _begin(
         "key": request.key,
         "request": request.request_hash,
     }
+    assert count.topic is not None, "it has dead letters"
     kind = _KINDS[request.action]
     entry = OperationBegun(
         kind,
         group.id,
+        count.topic.id,
         as_of_ms,
         count.begin,
         count.end,

@@ -55,5 +55,12 @@ def log_notices(engine: Engine) -> None:
             size_bytes=trim.size_bytes,
             advice="enlarge the volume, or shorten the retention of topics",
         )
+    for failed in engine.operations.take_notices():
+        log.error(
+            "operation failed",
+            operation=failed.operation_id,
+            reason=failed.reason,
+            exc_info=failed.defect,
+        )
     for file in engine.rebuilds.take_notices():
         log.warning("damaged file rebuilt from the log", file=file)

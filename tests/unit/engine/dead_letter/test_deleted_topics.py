@@ -1,0 +1,189 @@
+"""A dead-letter topic that is deleted, and maybe created again, while something reads it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from itertools import product
+from typing import Protocol, final
+
+import pytest
+
+from tests.support.worlds.engine_world import GROUP, TOPIC
+from tests.support.worlds.letter_world import DEAD, LetterWorld
+from tidemill.broker.engine.dead_letter.bulk import LetterCount, LetterFilter
+from tidemill.broker.engine.dead_letter.inspection import LetterQuery, LetterSearch, LetterSummary
+from tidemill.broker.engine.layout.operation import Operation, OperationKind, OperationState
+from tidemill.broker.engine.operation.runner import OperationRunner, WorkResult
+from tidemill.common.errors import Conflict
+
+DISCARD = OperationKind.DISCARD
+COUNT = 200  # several slices
+
+
+class Steps(Protocol):
+    """Work in slices."""
+
+    def step(self) -> bool:
+        """Do one slice."""
+        ...
+
+
+def world_with(count: int) -> LetterWorld:
+    world = LetterWorld()
+    world.topic(TOPIC)
+    world.dead(*(f"m{n}" for n in range(count)))
+    return world
+
+
+def delete(world: LetterWorld, *, new_count: int | None = None) -> None:
+    """Delete the dead-letter topic; maybe create it again with some dead letters."""
+    world.engine.administration.delete_topic(DEAD, world.now_ms)
+    world.commit()
+    world.now_ms += 1
+    if new_count == 0:
+        world.engine.administration.ensure(DEAD, GROUP, world.now_ms)
+        world.commit()
+    elif new_count is not None:
+        world.dead(*(f"n{n}" for n in range(new_count)))
+
+
+def search(world: LetterWorld) -> LetterSearch:
+    return LetterSearch(world.engine.letter_inspection, LetterQuery(COUNT))
+
+
+def tagged_search(world: LetterWorld) -> LetterSearch:
+    return LetterSearch(world.engine.letter_inspection, LetterQuery(COUNT, tag="none"))
+
+
+def summary(world: LetterWorld) -> LetterSummary:
+    return LetterSummary(world.engine.letter_inspection)
+
+
+def count_of(world: LetterWorld) -> LetterCount:
+    group, inspection = world.found_group(), world.engine.letter_inspection
+    return LetterCount(inspection, group, LetterFilter(), as_of_ms=world.now_ms)
+
+
+@pytest.mark.parametrize("new_count", [None, 0, 5])
+@pytest.mark.parametrize("slices", range(4))
+@pytest.mark.parametrize("begin", [search, tagged_search, summary])
+def test_a_list_and_a_summary_end_without_the_deleted_topic(
+    begin: Callable[[LetterWorld], Steps], slices: int, new_count: int | None
+) -> None:
+    world = world_with(COUNT)
+    reader = begin(world)
+    for _ in range(slices):
+        assert reader.step()
+    delete(world, new_count=new_count)
+    queues = set(world.engine.catalog.queues)
+    while reader.step():
+        pass
+    if isinstance(reader, LetterSearch):
+        assert len(reader.found) < COUNT
+        assert not reader.has_more
+    assert set(world.engine.catalog.queues) == queues
+
+
+@pytest.mark.parametrize("new_count", [None, 0, COUNT])
+def test_a_count_is_rejected_if_its_topic_is_deleted(new_count: int | None) -> None:
+    world = world_with(COUNT)
+    count = count_of(world)
+    assert count.step()
+    delete(world, new_count=new_count)
+    with pytest.raises(Conflict, match="was deleted while its dead letters were counted"):
+        count.step()
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "new_count", "tag"), list(product(OperationKind, [None, 0, 10, 49, 60], ["", "red"]))
+)
+def test_an_operation_fails_if_its_topic_is_deleted(
+    kind: OperationKind, new_count: int | None, tag: str, *, is_restarted: bool
+) -> None:
+    world = world_with(50)
+    if tag:
+        world.topic("other")
+        world.send(*(f"x{n}" for n in range(40)), topic="other", tag=tag)
+        while popped := world.pop(32, topic="other"):
+            world.fail(*popped)
+    one = world.begin_operation(kind, rate_per_s=1, tag=tag)
+    world.now_ms += 2_000
+    world.run_due()
+    world.commit()
+    done = one.done
+    delete(world, new_count=new_count)
+    if is_restarted:
+        world.restart()
+    for _ in range(3):
+        world.now_ms += 1_000
+        world.run_due()
+        world.commit()
+    ended = world.engine.operations.find(one.id)
+    assert (ended.state, ended.done) == (OperationState.FAILED, done)
+    assert ended.error.startswith("the dead-letter topic was deleted")
+    # A replayed message may be dead again.
+    assert set(world.states()) <= {"OPEN"}
+    assert len(world.states()) >= (new_count or 0)
+    (notice,) = world.engine.operations.take_notices()
+    assert (notice.operation_id, notice.reason, notice.defect) == (one.id, ended.error, None)
+    assert world.engine.operations.take_notices() == []
+
+
+# ------------------------------------------------------------ defects
+
+
+@final
+class DefectiveWork:
+    """Work with a defect: it raises, maybe after a change."""
+
+    def __init__(self, world: LetterWorld, error: Exception, *, changes: bool) -> None:
+        self._world, self._error, self._changes = world, error, changes
+
+    def run(self, operation: Operation, position: int, items_max: int, now_ms: int) -> WorkResult:
+        """Raise the error."""
+        if self._changes:
+            letters, group = self._world.engine.dead_letters, self._world.found_group()
+            letters.discard(group, [position], now_ms, operation_id=operation.id)
+        raise self._error
+
+
+def runner_of(world: LetterWorld, error: Exception, *, changes: bool = False) -> OperationRunner:
+    engine, work = world.engine, DefectiveWork(world, error, changes=changes)
+    return OperationRunner(
+        engine.catalog, engine.fold, engine.room, {DISCARD: work}, lambda: engine.state_mark
+    )
+
+
+def run_slice(runner: OperationRunner, world: LetterWorld) -> None:
+    for _ in runner.due_slices(world.now_ms, monotonic_ms=world.now_ms):
+        pass
+
+
+def test_an_unexpected_error_fails_the_operation_alone() -> None:
+    world = world_with(3)
+    one = world.begin_operation(DISCARD)
+    runner = runner_of(world, struct.error("no entry"))
+    run_slice(runner, world)
+    world.commit()
+    world.restart()
+    ended = world.engine.operations.find(one.id)
+    assert ended.state == OperationState.FAILED
+    assert ended.error == "unexpected error: no entry; the broker's log has the details"
+    (notice,) = runner.take_notices()
+    assert (notice.operation_id, str(notice.defect)) == (one.id, "no entry")
+
+
+@pytest.mark.parametrize(
+    ("error", "changes"),
+    [(struct.error("late"), True), (OSError("disk"), False), (AssertionError("broken"), False)],
+)
+def test_an_error_after_a_change_or_of_the_disk_ends_the_broker(
+    error: Exception, *, changes: bool
+) -> None:
+    world = world_with(3)
+    one = world.begin_operation(DISCARD)
+    with pytest.raises(type(error), match=str(error)):
+        run_slice(runner_of(world, error, changes=changes), world)
+    assert one.is_running
