@@ -77,7 +77,8 @@ def test_an_operation_runs_in_the_background_with_one_audit_record() -> None:
         (record,) = records_of(world.world.engine)
         assert record["after"]["kind"] == "REPLAY"
         assert record["after"]["deadLetters"] == 5
-        assert (await world.find()).letters[0].operation_id == begun.id
+        newest = (await world.find()).letters[0]
+        assert (newest.operation_id, newest.settled_by) == (begun.id, "ops")
 
     in_world(scenario, five)
 

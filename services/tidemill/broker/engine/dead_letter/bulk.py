@@ -6,6 +6,7 @@ import json
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, final
 
+from tidemill.broker.engine.dead_letter.authors import SettlementAuthors
 from tidemill.broker.engine.dead_letter.inspection import (
     BYTES_A_STEP,
     LETTERS_A_STEP,
@@ -113,6 +114,7 @@ class LetterCount:
         letters = inspection.letters
         self.topic = topic = letters.topic_of(group)  # None: the group has no dead letters yet
         self._inspection = inspection
+        self._authors = SettlementAuthors(inspection.catalog)
         self.begin = self.end = self._position = 0
         if topic is not None:
             queue = letters.queue_of(topic)
@@ -145,7 +147,7 @@ class LetterCount:
             size += len(blob)
             self.size_bytes += len(blob)
             if len(self.sample) < SAMPLE_MAX:
-                self.sample.append(self._inspection.describe(found))
+                self.sample.append(self._inspection.describe(found, self._authors))
             if blob and len(self.pairs) < PAIRS_MAX:
                 self.pairs.add((found.cause.root_topic_id, stored_message.tag_of(blob)))
             if size >= BYTES_A_STEP:

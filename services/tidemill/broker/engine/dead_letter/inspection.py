@@ -7,14 +7,14 @@ are in one log, so their order is that of their log offsets.
 from __future__ import annotations
 
 import heapq
-import json
 from collections import Counter, deque
 from typing import Final, NamedTuple, final
 
+from tidemill.broker.engine.dead_letter.authors import SettlementAuthors
 from tidemill.broker.engine.dead_letter.letters import DeadLetters, FoundLetter
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
-from tidemill.broker.engine.layout.dead_letter import DeadLetterState, SettledRange
+from tidemill.broker.engine.layout.dead_letter import DeadLetterState
 from tidemill.broker.engine.layout.message import Reason
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.metadata.catalog import Catalog, ConsumerGroup, Topic
@@ -29,10 +29,9 @@ LETTERS_A_STEP: Final = 64  # each with one record
 TOPICS_A_STEP: Final = 64  # dead-letter topics at the begin of a search, each with one entry
 BYTES_A_STEP: Final = 1 << 20  # of the messages that are read
 SCANNED_MAX: Final = 100_000  # dead letters of one search; the next page continues there
-AUDIT_RECORDS_MAX: Final = 256  # that are searched for the author of a settlement
+AUDIT_RECORDS_A_STEP: Final = 256  # that are read for the authors of settlements
 NO_END: Final = LogOffset(1 << 62)
 _DAMAGED: Final = Reason.DAMAGED.name.lower()
-_CALLS: Final = b"/dead-letters"  # in the audit records of settlements
 
 
 class LetterStatus(NamedTuple):
@@ -98,7 +97,6 @@ class LetterInspection:
         self.letters = letters
         self.catalog = catalog
         self._retention_ms = retention_ms
-        self._authors: dict[tuple[str, int], str] = {}
 
     def topics(self) -> list[Topic]:
         """Return the dead-letter topics of all consumer groups that exist."""
@@ -127,9 +125,10 @@ class LetterInspection:
             raise MessageNotFound(
                 f"consumer group {group.name} has no dead letter {offset} at this broker group"
             )
-        return self.describe(found), b"" if found.record is None else bytes(found.record.tail)
+        status = self.describe(found, SettlementAuthors(self.catalog))
+        return status, b"" if found.record is None else bytes(found.record.tail)
 
-    def describe(self, found: FoundLetter) -> LetterStatus:
+    def describe(self, found: FoundLetter, authors: SettlementAuthors) -> LetterStatus:
         """Return the fields of a dead letter."""
         topic, offset, cause, record = found
         settled = self.catalog.settled_letters.find(topic.id, offset)
@@ -154,45 +153,12 @@ class LetterInspection:
             dead_at_ms,
             DeadLetterState.OPEN if settled is None else DeadLetterState(settled.state),
             0 if settled is None else settled.settled_at_ms,
-            "" if settled is None else self._author_of(group, settled),
+            "" if settled is None else authors.find(group, settled),
             0 if settled is None else settled.operation_id,
             body_size,
             head,
             size,
         )
-
-    def _author_of(self, group: str, settled: SettledRange) -> str:
-        """Return the user that has settled dead letters, as the audit log has it."""
-        at_ms = settled.settled_at_ms
-        if not at_ms:
-            return ""
-        key = group, at_ms
-        if key not in self._authors:
-            if len(self._authors) >= PAGE_SIZE_MAX:
-                self._authors.clear()
-            self._authors[key] = self._find_author(group, at_ms)
-        return self._authors[key]
-
-    def _find_author(self, group: str, at_ms: int) -> str:
-        """Return the user of the last settlement of a group before a time."""
-        audit = self.catalog.audit
-        low, high = max(audit.last_sequence - len(audit), 0), audit.last_sequence
-        while low < high:  # The last record that is not later.
-            middle = (low + high + 1) // 2
-            row = audit.find(middle)
-            if row is not None and row.at_ms > at_ms:
-                high = middle - 1
-            else:
-                low = middle
-        for sequence in range(high, max(high - AUDIT_RECORDS_MAX, 0), -1):
-            row = audit.find(sequence)
-            if row is None:
-                break
-            if _CALLS in row.fields:
-                fields = json.loads(row.fields)
-                if fields.get("resource") == f"Group:{group}":
-                    return str(fields.get("user") or fields.get("claimedUser", ""))
-        return ""
 
     def counts(self, topic: Topic) -> LetterCounts:
         """Count the dead letters of a group.
@@ -231,6 +197,7 @@ class LetterSearch:
         self._inspection = inspection
         self._letters = inspection.letters
         self._settled = inspection.catalog.settled_letters
+        self._authors = SettlementAuthors(inspection.catalog)
         self._query = query
         self._tag_hash = stored_message.tag_hash(query.tag) if query.tag else 0
         if query.group is None:
@@ -271,7 +238,7 @@ class LetterSearch:
             heapq.heappush(self._heads, _Head(order, topic, queue, offset))
 
     def _scan(self) -> bool:
-        size = 0
+        size, records_end = 0, self._authors.records_read + AUDIT_RECORDS_A_STEP
         for _ in range(LETTERS_A_STEP):
             if not self._heads:
                 return False
@@ -287,7 +254,7 @@ class LetterSearch:
                 self.found.append(status)
             if not is_last:
                 self._push(topic, queue, offset - 1)
-            if size >= BYTES_A_STEP:
+            if size >= BYTES_A_STEP or self._authors.records_read >= records_end:
                 break
         return True
 
@@ -318,7 +285,7 @@ class LetterSearch:
             return False, None
         if query.reason and reason_of(found) != query.reason:
             return False, None
-        return False, self._inspection.describe(found)
+        return False, self._inspection.describe(found, self._authors)
 
 
 @final

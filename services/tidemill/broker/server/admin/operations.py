@@ -189,6 +189,7 @@ def _begin(
         "filter": wanted._asdict(),
         "by": request.requested_by,
         "user": request.audit.user,
+        "claimedUser": request.audit.claimed_user,
         "key": request.key,
         "request": request.request_hash,
     }
