@@ -13,6 +13,7 @@ from tests.support.worlds.engine_world import GROUP, TOPIC, blob
 from tests.support.worlds.letter_world import DEAD, LetterWorld
 from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.dead_letter import inspection
+from tidemill.broker.engine.dead_letter.inspection import LetterQuery, LetterSearch, LetterSummary
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.message_filter import EVERY_MESSAGE, TagFilter
 from tidemill.broker.engine.metadata.group_pause import GroupPause
@@ -389,5 +390,32 @@ def test_a_purged_dead_letter_is_no_longer_shown() -> None:
         asked = pb.GetDeadLetterRequest(group=GROUP, offset=1)
         assert await error_of(world.admin.GetDeadLetter(asked)) == "MessageNotFound"
         assert list((await world.settle(DISCARD, 1)).outcomes) == ["EXPIRED"]
+
+    in_world(scenario, prepare)
+
+
+@pytest.mark.parametrize(("groups", "topics", "slices"), [(2, 64, 5), (64, 1, 2)])
+def test_a_slice_looks_up_a_bounded_number_of_groups(
+    monkeypatch: pytest.MonkeyPatch, groups: int, topics: int, slices: int
+) -> None:
+    monkeypatch.setattr(inspection, "GROUPS_A_STEP", groups)
+    monkeypatch.setattr(inspection, "TOPICS_A_STEP", topics)
+
+    def prepare(world: LetterWorld) -> None:
+        for n in range(7):
+            world.group(f"empty-{n}")
+        five(world)
+        world.group("second", max_attempts=1)
+        world.fail(*world.pop(1, group="second"))
+
+    async def scenario(world: AdminWorld) -> None:
+        assert [one.group for one in (await world.find()).letters] == ["second", *[GROUP] * 5]
+        summary = await world.admin.SummarizeDeadLetters(pb.SummarizeDeadLettersRequest())
+        assert {one.group: one.open for one in summary.groups} == {GROUP: 5, "second": 1}
+        inspected = world.world.engine.letter_inspection
+        for reader in (LetterSearch(inspected, LetterQuery(1)), LetterSummary(inspected)):
+            for _ in range(slices):
+                assert not isinstance(reader, LetterSearch) or reader.found == []
+                assert reader.step()
 
     in_world(scenario, prepare)

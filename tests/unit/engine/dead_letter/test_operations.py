@@ -271,6 +271,7 @@ def test_each_event_in_each_state(state: OperationState | None, event: str) -> N
     else:
         assert found.state == state
     assert found.ended_at_ms == (200 if found.state != RUNNING else 0)
+    assert found.done == (1 if event == "item" and state is RUNNING else 0)
 
 
 def test_an_item_moves_the_cursor_forward_only() -> None:
@@ -292,13 +293,69 @@ def test_old_operations_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.id for one in operations.known(1_000 + ENDED_KEPT_MS)] == [0]
     assert operations.find_by_key("k4", 2_000) is operations.by_id[LogOffset(4)]
     assert operations.find_by_key("k4", 1_000 + ENDED_KEPT_MS) is None
+    assert operations.find_by_key("5", 2_000) is None  # The text is in the details.
+
+
+def test_the_operation_that_ended_first_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations_module, "ENDED_MAX", 2)
+    operations = Operations()
+    for id_ in range(4):
+        begun(operations, id_)
+    for id_, ended_at_ms in ((2, 1_000), (3, 1_001), (0, 1_002)):
+        operations.end(OperationEnded(LogOffset(id_), DONE, ""), ended_at_ms)
+        assert id_ in operations.by_id
+    assert list(operations.by_id) == [0, 1, 3]
+    assert [one.id for one in operations.running] == [1]
+
+
+@pytest.mark.parametrize("event", ["begun", "ended"])
+def test_an_operation_is_forgotten_7_days_after_its_end(event: str) -> None:
+    operations = Operations()
+    for id_ in range(3):
+        begun(operations, id_)
+    operations.end(OperationEnded(LogOffset(0), DONE, ""), 1_000)
+    operations.end(OperationEnded(LogOffset(1), DONE, ""), 1_001)
+    now_ms = 1_000 + ENDED_KEPT_MS
+    if event == "ended":
+        operations.end(OperationEnded(LogOffset(2), DONE, ""), now_ms)
+        assert list(operations.by_id) == [1, 2]
+    else:
+        entry = OperationBegun(DISCARD, 1, 2, 0, 5, 9, 4, 10, "{}")
+        operations.begin(entry, LogOffset(3), now_ms)
+        assert list(operations.by_id) == [1, 2, 3]
+
+
+def test_stated_operations_keep_their_order_and_only_running_ones_run() -> None:
+    operations, stated = Operations(), Operations()
+    for id_ in (3, 5, 7):
+        begun(stated, id_)
+    stated.end(OperationEnded(LogOffset(5), FAILED, ""), 1_000)
+    begun(operations, 6)
+    for section in stated.freeze():
+        operations.apply_stated(operation.decode_operations(section), LogOffset(9))
+    assert list(operations.by_id) == [3, 5, 6, 7]
+    assert [one.id for one in operations.running] == [3, 6, 7]
+
+
+def test_a_snapshot_has_the_operations_of_its_moment() -> None:
+    operations = Operations()
+    begun(operations, 1)
+    frozen = operations.freeze()
+    assert operations.section_count == 1
+    operations.note_items(1, cursor=7, count=2)
+    operations.end(OperationEnded(LogOffset(1), DONE, ""), 1_000)
+    [section] = frozen
+    [one] = operation.decode_operations(section).operations
+    assert (one.cursor, one.done, one.state) == (5, 0, RUNNING)
 
 
 def test_a_snapshot_has_all_operations() -> None:
     operations, copy = Operations(), Operations()
     for id_ in range(100):
         begun(operations, id_)
-    for section in operations.freeze():
+    sections = list(operations.freeze())
+    assert len(sections) == operations.section_count == 2
+    for section in sections:
         copy.apply_stated(operation.decode_operations(section), LogOffset(0))
     assert copy.by_id == operations.by_id
     # A stated operation that is known stays as it is.

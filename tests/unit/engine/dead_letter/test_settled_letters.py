@@ -16,6 +16,7 @@ from tidemill.broker.engine.layout.numbers import LogOffset, TopicId
 from tidemill.broker.engine.layout.record import UnknownRecord
 from tidemill.broker.engine.metadata import settled_letters
 from tidemill.broker.engine.metadata.settled_letters import (
+    RANGES_A_BLOCK,
     RANGES_MAX,
     SettledCounts,
     SettledLetters,
@@ -173,10 +174,23 @@ def test_only_old_records_are_stated_again() -> None:
     settle(letters, DISCARDED, 1, log_offset=500)
     settle(letters, REPLAYED, 2, log_offset=900)
     end = LogOffset(2_000)
-    assert letters.begin_restatement(TOPIC, before=500, log_end=end) == []
+    assert list(letters.begin_restatement(TOPIC, before=500, log_end=end)) == []
     (stated,) = letters.begin_restatement(TOPIC, before=501, log_end=end)
     assert list(stated.ranges) == ranges_of(letters, TOPIC)
-    assert letters.begin_restatement(TOPIC, before=2_000, log_end=end) == []
+    assert list(letters.begin_restatement(TOPIC, before=2_000, log_end=end)) == []
+
+
+def test_a_restatement_has_all_ranges_of_its_moment() -> None:
+    letters = SettledLetters()
+    rows = [SettledRange(2 * n, 2 * n + 1, n, 0, DISCARDED) for n in range(3_000)]
+    letters.settle(TOPIC, rows, LogOffset(1))
+    blocks = letters.begin_restatement(TOPIC, before=2, log_end=LogOffset(9))
+    first = next(blocks)
+    assert len(first.ranges) == RANGES_A_BLOCK
+    settle(letters, REPLAYED, 4_001)
+    letters.trim(TOPIC, 5_000)
+    stated = [*first.ranges, *(row for block in blocks for row in block.ranges)]
+    assert stated == rows
 
 
 @pytest.mark.parametrize("size", [0, 3, 17])

@@ -228,16 +228,17 @@ class SettledLetters:
 
     def begin_restatement(
         self, topic_id: TopicId, *, before: int, log_end: LogOffset
-    ) -> list[StatedLetters]:
+    ) -> Iterator[StatedLetters]:
         """Return the ranges of a topic, if a record before a log offset states one of them.
 
-        The caller states them at `log_end` or behind it.
+        They are those of this call, even if they are read later. The caller states them at
+        `log_end` or behind it.
         """
         ranges = self._topics.get(topic_id)
         if ranges is None or ranges.stated_from >= before:
-            return []
+            return iter(())
         ranges.stated_from = log_end
-        return [StatedLetters(topic_id, block) for block in ranges.blocks()]
+        return (StatedLetters(topic_id, block) for block in ranges.copy().blocks())
 
     def freeze(self) -> Iterator[bytes]:
         """Return the sections of a snapshot, as of this call, even if they are read later."""

@@ -406,12 +406,12 @@ class Checkpoints:
 
     def _freeze_letters(self) -> tuple[list[tuple[SnapshotSection, Iterator[bytes]]], int]:
         """Return the sections of settled dead letters and of operations, and their number."""
-        letters, operations = self._catalog.settled_letters, self._catalog.operations.freeze()
+        letters, operations = self._catalog.settled_letters, self._catalog.operations
         letters.trim_all(self._catalog.queues)
-        count = letters.section_count + len(operations)
+        count = letters.section_count + operations.section_count
         return [
             (SnapshotSection.LETTERS, letters.freeze()),
-            (SnapshotSection.OPERATIONS, iter(operations)),
+            (SnapshotSection.OPERATIONS, operations.freeze()),
         ], count
 
     def _sections(
