@@ -272,7 +272,19 @@ def test_dead_letters_need_the_rights_of_their_group(rest: RestApi) -> None:
         for verb in (":replay", ":discard", f"/{letter['id']}:copy"):
             assert "may not Update on Group:dying" in rest.refused(user, f"POST {path}{verb}")
     copy = f"POST {path}/{letter['id']}:copy"
-    assert "may not Pub on Topic:other" in rest.refused("changer", copy, to="topic", topic="other")
+    rest.passed("root", "PUT /topics/mine")
+    for name, actions in (("thief", ["Get", "Update"]), ("copier", ["Update", "Sub"])):
+        entries = [
+            {"resource": "Group:dying", "actions": actions},
+            {"resource": "Topic:mine", "actions": ["Get", "Pub", "Sub"]},
+        ]
+        rest.passed("root", f"PUT /users/{name}", secret=SECRET, entries=entries)
+    # A copy to a topic shows the message to its consumers.
+    for call in (copy, f"{copy}?dryRun=true"):
+        refused = rest.refused("thief", call, to="topic", topic="mine", body="new")
+        assert "may not Sub on Group:dying" in refused
+    assert "may not Pub on Topic:other" in rest.refused("copier", copy, to="topic", topic="other")
+    assert rest.passed("copier", copy, to="topic", topic="mine")["topic"] == "mine"
     assert rest.passed("changer", f"POST {path}:discard", ids=[letter["id"]])["count"] == 1
     [settled] = listed("getter")
     assert (settled["state"], settled["settledBy"]) == ("DISCARDED", "changer")

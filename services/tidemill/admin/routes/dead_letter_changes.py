@@ -41,7 +41,7 @@ from tidemill.admin.routes import (
 from tidemill.admin.routes.dead_letters import LetterIdPath
 from tidemill.admin.routes.messages import IDEMPOTENCY_KEY, MessageRoute
 from tidemill.common.errors import BadRequest, BrokerGroupNotFound, Conflict
-from tidemill.security.acl import Action, topic_resource
+from tidemill.security.acl import Action, group_resource, topic_resource
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["dead letters"], route_class=MessageRoute)
@@ -234,10 +234,13 @@ async def copy_dead_letter(
 
     The copy is a new message with the property TIDEMILL_COPY_OF, the id of the message. A copy to
     the consumer group is a replay: no other group gets it, and the dead letter is REPLAYED. A copy
-    to a topic is a send, which needs the right Pub on the topic; the dead letter stays as it is,
-    or is discarded after the send.
+    to a topic is a send, which needs the right Pub on the topic, and Sub on the consumer group,
+    because it shows the message to consumers of the topic. The dead letter stays as it is, or is
+    discarded after the send.
     """
     one = parse_letter_id(letter_id)
+    if changes.to is CopyTarget.TOPIC:
+        access.require(Action.SUB, group_resource(group))
     async with cluster.large_read():
         found = await read_letter(cluster, group, one)
         topic = changes.topic or found.letter.origin_topic
