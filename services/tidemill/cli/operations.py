@@ -8,7 +8,15 @@ from typing import Annotated, Final
 
 import typer
 
-from tidemill.cli.rest import call, check_is_sure, say, segment, show, warn_unreachable
+from tidemill.cli.rest import (
+    call,
+    check_is_sure,
+    say,
+    segment,
+    show,
+    warn_partial,
+    warn_unreachable,
+)
 from tidemill.common.clock import SystemClock
 from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.prompts import confirm, fail
@@ -103,6 +111,7 @@ def show_operation(context: typer.Context, operation: Id) -> None:
     ]
     filled = [(name, value) for name, value in rows if value is not None]
     show(context, shown, ("OPERATION", operation), filled)
+    warn_unreachable(shown)
 
 
 @app.command("wait")
@@ -140,10 +149,14 @@ def cancel_operation(
         progress = f"{planned['done']} of {planned['total']} items are done"
         if is_dry:
             say(context, planned, f"operation {operation} would be cancelled: {progress}")
+            warn_unreachable(planned)
             return
         confirm(f"{progress}. Cancel the others?")
     done = call(context, "POST", path)
     say(context, done, result_of(done["operation"]))
+    for text in done.get("warnings", []):
+        warn_partial(text)
+    warn_unreachable(done, "if it has a part of the operation, the part may run; repeat the cancel")
 
 
 def await_end(context: typer.Context, operation: str, timeout_ms: int | None = None) -> Json:
@@ -156,6 +169,7 @@ def await_end(context: typer.Context, operation: str, timeout_ms: int | None = N
             return shown
         if timeout_ms is not None and clock.monotonic_ms() - begun_ms >= timeout_ms:
             progress = f"{shown['done']} of {shown['total']} items are done"
+            warn_unreachable(shown)
             fail(f"operation {operation} still runs: {progress}", EXIT_REFUSED)
         time.sleep(POLL_S)
 

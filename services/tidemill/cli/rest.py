@@ -410,14 +410,19 @@ def partial_answers() -> Iterator[Callable[[], bool]]:
         _has_partial_answer.reset(token)
 
 
-def warn_unreachable(answer: Json) -> None:
+def warn_unreachable(answer: Json, effect: str = "its part of the answer is missing") -> None:
     """Warn about unreachable broker groups or proxies, whose part of the answer is missing.
 
     The command exits with 5 then, unless it fails.
     """
     if unreachable := answer.get("unreachable"):
-        _has_partial_answer.set(True)
-        warn(f"{', '.join(unreachable)} is unreachable; its part of the answer is missing")
+        warn_partial(f"{', '.join(unreachable)} is unreachable; {effect}")
+
+
+def warn_partial(text: str) -> None:
+    """Warn that a part of the work is not done or unknown. The command exits with 5 then."""
+    _has_partial_answer.set(True)
+    warn(text)
 
 
 def warn_clients(deletion: Json) -> None:

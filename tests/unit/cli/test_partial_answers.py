@@ -11,6 +11,18 @@ from tests.support.scripted_api import ApiAnswer, refusal, scripted_api
 from tidemill.cli.app import app
 
 MISSING = {"unreachable": ["broker-1"]}
+OPERATION: dict[str, Any] = {
+    "id": "broker-0:5",
+    "state": "RUNNING",
+    "kind": "REPLAY_DEAD_LETTERS",
+    "group": "g",
+    "done": 1,
+    "total": 2,
+    "ratePerSecond": 1,
+    "createdAtMs": 1,
+    "by": "me",
+    "brokers": [],
+}
 
 
 def status(answer: ApiAnswer, *arguments: str) -> int:
@@ -25,6 +37,8 @@ def status(answer: ApiAnswer, *arguments: str) -> int:
         ({"groups": []}, ("group", "list")),
         ({"items": []}, ("process", "list")),
         ({"deadLetters": []}, ("dead-letter", "list")),
+        (OPERATION, ("operation", "show", "broker-0:5")),
+        ({"operation": OPERATION}, ("operation", "cancel", "broker-0:5", "--yes")),
     ],
 )
 def test_a_missing_part_exits_with_5(body: dict[str, Any], arguments: tuple[str, ...]) -> None:
@@ -34,3 +48,8 @@ def test_a_missing_part_exits_with_5(body: dict[str, Any], arguments: tuple[str,
 
 def test_an_error_precedes_it() -> None:
     assert status(refusal("no right", 403), "topic", "list") == 1
+
+
+def test_a_part_of_an_operation_that_is_not_cancelled_exits_with_5() -> None:
+    body = {"operation": OPERATION, "warnings": ["broker-1: the disk is full"]}
+    assert status(ApiAnswer(body), "operation", "cancel", "broker-0:5", "--yes") == 5

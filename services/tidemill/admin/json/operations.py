@@ -46,7 +46,8 @@ class OperationView(Schema):
     kind: OperationKindView = Field(description="The change that it makes to each item.")
     group: str = Field(description="Consumer group of the dead letters.")
     state: OperationStateView = Field(
-        description="RUNNING while one part runs. FAILED or CANCELLED if one part is."
+        description="RUNNING while one part runs, or while a broker group that may have a part is"
+        " `unreachable`. FAILED or CANCELLED if one part is."
     )
     by: str = BY
     created_at_ms: int = Field(description="When it began (Unix, ms).")
@@ -62,9 +63,12 @@ class OperationView(Schema):
     )
     rate_per_second: int = Field(description="Maximum number of items per second.")
     eta_ms: int | None = Field(
-        None, description="Shortest time to its end at this rate, in ms. Missing after the end."
+        None,
+        description="Shortest time to the end of its known parts at this rate, in ms. Missing if"
+        " none of them runs.",
     )
-    brokers: list[OperationPartView] = Field(description="Its parts, by broker group.")
+    brokers: list[OperationPartView] = Field(description="Its known parts, by broker group.")
+    unreachable: list[str] | None = UNREACHABLE
 
 
 class OperationPageView(Schema):
@@ -82,5 +86,8 @@ class OperationCancelView(Schema):
     by: str = BY
     operation: OperationView = Field(
         description="The operation after the cancel. In a dry run: as it is."
+    )
+    warnings: list[str] | None = Field(
+        None, description="Why a broker group has not ended its part. Repeat the call."
     )
     unreachable: list[str] | None = UNREACHABLE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tidemill.admin.cluster import calls
@@ -67,8 +67,8 @@ def _joined(parts: Iterable[OperationPart]) -> list[list[OperationPart]]:
     return sorted(by_key.values(), key=lambda each: (-each[0].operation.created_at_ms, each[0].id))
 
 
-def operation_of(parts: list[OperationPart]) -> OperationView:
-    """Return the model of an operation."""
+def operation_of(parts: list[OperationPart], unreachable: Sequence[str] = ()) -> OperationView:
+    """Return the model of an operation, which may have a part at each unreachable broker group."""
     first = parts[0].operation
     shown = [_part_of(part) for part in parts]
     states = {part.state for part in shown}
@@ -78,6 +78,8 @@ def operation_of(parts: list[OperationPart]) -> OperationView:
         OperationStateView.CANCELLED,
         OperationStateView.DONE,
     )
+    if unreachable:
+        states.add(OperationStateView.RUNNING)  # A part that is not seen may run.
     state = next(one for one in order if one in states)
     is_running = state is OperationStateView.RUNNING
     total = sum(part.total for part in shown)
@@ -86,6 +88,7 @@ def operation_of(parts: list[OperationPart]) -> OperationView:
     left = [
         (part.operation.total - part.operation.done) * 1_000 // part.operation.rate_per_s
         for part in parts
+        if part.operation.state == pb.OPERATION_STATE_RUNNING
     ]
     return OperationView(
         id=parts[0].id,
@@ -99,8 +102,9 @@ def operation_of(parts: list[OperationPart]) -> OperationView:
         done=done,
         skipped=max(total - done, 0) if state is OperationStateView.DONE else None,
         rate_per_second=rate,
-        eta_ms=max(0, *left) if is_running else None,
+        eta_ms=max(0, *left) if left else None,
         brokers=shown,
+        unreachable=list(unreachable) or None,
     )
 
 

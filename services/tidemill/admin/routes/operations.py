@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Path, Query
 
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import Brokers
+from tidemill.admin.cluster.brokers import UNREACHABLE_ERRORS
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize
 from tidemill.admin.http.request_access import RequestAccess
 from tidemill.admin.json.operations import (
@@ -23,7 +23,7 @@ from tidemill.admin.messages.operation_parts import (
     operation_of,
 )
 from tidemill.admin.routes import Access, Caller, ChangeAuthor, Cluster, DryRun
-from tidemill.common.errors import BrokerGroupUnreachable, OperationNotFound
+from tidemill.common.errors import BrokerGroupUnreachable, OperationNotFound, ServiceError
 from tidemill.security.acl import Action, Resource, ResourceType
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -63,7 +63,11 @@ async def list_operations(
     A user sees its own operations, and with Get on `Cluster:processes` all of them.
     """
     known = await find_operations(cluster)
-    shown = [operation_of(parts) for parts in known.operations if _may_see(access, parts)]
+    shown = [
+        operation_of(parts, known.unreachable)
+        for parts in known.operations
+        if _may_see(access, parts)
+    ]
     if state is not None:
         shown = [one for one in shown if one.state is state]
     if page_token is not None:
@@ -85,7 +89,8 @@ async def get_operation(
     operation_id: OperationId, cluster: Cluster, access: Access
 ) -> OperationView:
     """Show an operation and its progress."""
-    return operation_of(_find(await find_operations(cluster), access, operation_id))
+    known = await find_operations(cluster)
+    return operation_of(_find(known, access, operation_id), known.unreachable)
 
 
 @router.post("/operations/{operation_id}:cancel", response_model_exclude_none=True)
@@ -99,28 +104,44 @@ async def cancel_operation(
 ) -> OperationCancelView:
     """End an operation. Its completed items stay. One that has ended stays as it is.
 
-    A user may cancel its own operations, and with Update on `Cluster:processes` all of them.
+    A user may cancel its own operations, and with Update on `Cluster:processes` all of them. While
+    a broker group is unreachable, its part goes on: repeat the call later.
     """
-    parts = _find(await find_operations(cluster), access, operation_id)
+    known = await find_operations(cluster)
+    parts = _find(known, access, operation_id)
     if not _is_own(access, parts):
         access.require(Action.UPDATE, PROCESSES)
-    ended = []
-    for broker, operation in parts:
+    shown: list[OperationPart] = []
+    unreachable = list(known.unreachable)
+    errors: list[ServiceError] = []
+    warnings: list[str] = []
+    for part in parts:
         request = pb.CancelOperationRequest(
-            id=operation.id,
+            id=part.operation.id,
             dry_run=dry_run,
             requested_by=caller,
             audit=author.of(f"Operation:{parts[0].id}"),
         )
-        ended.append(OperationPart(broker, await _cancel(cluster, broker, request)))
-    return OperationCancelView(dry_run=dry_run, by=caller, operation=operation_of(ended))
-
-
-async def _cancel(
-    cluster: Brokers, broker: str, request: pb.CancelOperationRequest
-) -> pb.Operation:
-    member = await cluster.member(broker)
-    return await member.client.call(calls.CANCEL_OPERATION, request)
+        try:
+            member = await cluster.member(part.broker)
+            ended = await member.client.call(calls.CANCEL_OPERATION, request)
+            shown.append(part._replace(operation=ended))
+        except ServiceError as error:
+            errors.append(error)
+            shown.append(part)
+            if isinstance(error, UNREACHABLE_ERRORS):
+                unreachable.append(part.broker)
+            else:
+                warnings.append(f"{part.broker}: {error.message}")
+    if len(errors) == len(parts):
+        raise errors[0]
+    return OperationCancelView(
+        dry_run=dry_run,
+        by=caller,
+        operation=operation_of(shown, unreachable),
+        warnings=warnings or None,
+        unreachable=unreachable or None,
+    )
 
 
 def _is_own(access: RequestAccess, parts: list[OperationPart]) -> bool:
