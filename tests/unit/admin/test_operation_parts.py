@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from types import SimpleNamespace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import pytest
 
+from tests.support.worlds.broker_groups import AUTHOR, cluster_of
 from tests.support.worlds.fake_calls import CallsByRequest
-from tidemill.admin.audit.author import Author
-from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.http.request_access import OPEN
 from tidemill.admin.json.operations import OperationCancelView, OperationView
 from tidemill.admin.routes.operations import cancel_operation, get_operation, list_operations
@@ -20,8 +18,6 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 RUNNING, DONE = pb.OPERATION_STATE_RUNNING, pb.OPERATION_STATE_DONE
 CANCELLED = pb.OPERATION_STATE_CANCELLED
-AUTHOR = cast("Author", SimpleNamespace(of=lambda _resource: pb.ChangeAuthor(user="me")))
-NO_CLIENT = cast("Any", None)  # the list of members is set, so no client is opened
 T = TypeVar("T")
 
 
@@ -48,16 +44,6 @@ class BrokerGroup(CallsByRequest):
         if not request.dry_run and self.operation.state == RUNNING:
             self.operation.state = CANCELLED
         return self.operation
-
-
-def cluster_of(*groups: BrokerGroup) -> Brokers:
-    brokers = Brokers([], NO_CLIENT, timeout_ms=30_000)
-    brokers._members = [
-        BrokerGroupClient(f"broker-{n}", f"at:{n}", n == 0, False, cast("Any", one), 0, "")
-        for n, one in enumerate(groups)
-    ]
-    brokers._refreshed_at_s = float("inf")
-    return brokers
 
 
 def run(call: Coroutine[Any, Any, T]) -> T:

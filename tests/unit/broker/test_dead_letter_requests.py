@@ -201,6 +201,21 @@ def test_a_summary_counts_states_topics_and_reasons() -> None:
     in_world(scenario, five)
 
 
+def test_a_summary_without_causes_reads_no_dead_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: AdminWorld) -> None:
+        await world.settle(DISCARD, 0)
+        full = await world.admin.SummarizeDeadLetters(pb.SummarizeDeadLettersRequest())
+        # A scan of the causes would stop here, and be partial.
+        monkeypatch.setattr(inspection, "SCANNED_MAX", 0)
+        wanted = pb.SummarizeDeadLettersRequest(without_causes=True)
+        summary = await world.admin.SummarizeDeadLetters(wanted)
+        assert summary.groups == full.groups
+        assert (summary.groups[0].open, summary.groups[0].discarded) == (4, 1)
+        assert (list(summary.causes), summary.is_partial) == ([], False)
+
+    in_world(scenario, five)
+
+
 def test_a_summary_of_too_many_dead_letters_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "SCANNED_MAX", 2)
 

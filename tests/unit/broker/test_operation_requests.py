@@ -12,6 +12,7 @@ from tests.support.worlds.engine_world import GROUP
 from tests.support.worlds.letter_world import DEAD, LetterWorld
 from tests.unit.broker.test_dead_letter_requests import AdminWorld, error_of, five, in_world
 from tidemill.broker.engine.engine import Engine
+from tidemill.broker.server.admin import operations as module
 from tidemill.broker.server.admin.operations import OperationAdmin
 from tidemill.broker.server.round.rpc import in_round
 from tidemill.broker.server.round.turn import Turn
@@ -110,6 +111,81 @@ def test_a_repeated_call_gets_the_operation_of_its_key() -> None:
         assert len(await operations(world)) == 1
 
     in_world(scenario, five)
+
+
+def many(world: LetterWorld) -> None:
+    world.dead(*[f"m{n}" for n in range(200)])
+
+
+def request_of(**fields: Any) -> pb.BeginOperationRequest:
+    wanted = {"action": DISCARD, "max_count": 200, "rate_per_s": 10_000, "audit": AUTHOR, **fields}
+    return pb.BeginOperationRequest(group=GROUP, **wanted)
+
+
+def test_a_long_count_takes_several_calls_and_the_begin_does_not_count_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "COUNT_MS", 0)  # one slice of each call
+
+    async def scenario(world: AdminWorld) -> None:
+        admin = admin_of(world)
+        counts = []
+        reply = await admin.BeginOperation(request_of(dry_run=True))
+        as_of_ms = reply.as_of_ms
+        while reply.is_partial:
+            counts.append(reply.count)
+            world.shell.clock.advance(500)
+            reply = await admin.BeginOperation(request_of(dry_run=True, as_of_ms=as_of_ms))
+        assert counts == [64, 128, 192]
+        assert (reply.count, reply.as_of_ms) == (200, as_of_ms)
+        assert [one.offset for one in reply.sample] == list(range(10))
+        begun = await admin.BeginOperation(request_of(as_of_ms=as_of_ms))
+        assert (begun.is_partial, begun.operation.total) == (False, 200)
+        assert (await ended(world, begun.operation.id)).done == 200
+        # The next operation with this filter and time counts what is left.
+        again = request_of(as_of_ms=as_of_ms)
+        assert (await admin.BeginOperation(again)).count == 0
+        while (reply := await admin.BeginOperation(again)).is_partial:
+            assert not reply.HasField("operation")
+        assert (reply.count, reply.HasField("operation")) == (0, False)
+
+    in_world(scenario, many)
+
+
+def test_a_broker_without_the_count_counts_again_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "COUNT_MS", 0)
+
+    async def scenario(world: AdminWorld) -> None:
+        first, second = admin_of(world), admin_of(world)  # second: after a failover
+        planned = await first.BeginOperation(request_of(dry_run=True))
+        while (
+            reply := await second.BeginOperation(request_of(as_of_ms=planned.as_of_ms))
+        ).is_partial:
+            assert await operations(world) == []
+        assert reply.operation.total == 200
+
+    in_world(scenario, many)
+
+
+def test_the_broker_forgets_old_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "COUNT_MS", 0)
+
+    async def scenario(world: AdminWorld) -> None:
+        admin = admin_of(world)
+        as_of_ms = world.shell.clock.wall_ms()
+        request = request_of(dry_run=True, as_of_ms=as_of_ms)
+        assert [(await admin.BeginOperation(request)).count for _ in range(2)] == [64, 128]
+        world.shell.clock.advance(module.COUNT_KEPT_MS)
+        assert (await admin.BeginOperation(request)).count == 64
+        for n in range(module.COUNTS_MAX):
+            tagged = request_of(dry_run=True, as_of_ms=as_of_ms)
+            tagged.filter.tag = str(n)
+            await admin.BeginOperation(tagged)
+        assert (await admin.BeginOperation(request)).count == 64
+
+    in_world(scenario, many)
 
 
 def test_nothing_that_matches_begins_nothing() -> None:

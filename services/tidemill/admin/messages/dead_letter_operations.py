@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 from hashlib import blake2s
 from typing import Final
 
 from tidemill.admin.audit.author import Author
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
+from tidemill.admin.cluster.brokers import BrokerAnswers, BrokerGroupClient, Brokers
 from tidemill.admin.json.dead_letters import DeadLetterChangeView, DeadLettersRequest
 from tidemill.admin.messages.operation_parts import OperationPart, find_operations, operation_of
 from tidemill.admin.messages.views import dead_letter_of
-from tidemill.common.errors import Conflict
+from tidemill.common.errors import Conflict, Overloaded
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 RATE_PER_S: Final = 2_000  # default
 SAMPLE_MAX: Final = 10
+COUNT_CALLS_MAX: Final = 20  # to a broker group, each with about 1 s of counting
 
 
 async def settle_matching(
@@ -49,15 +51,7 @@ async def settle_matching(
     parts = [await _begin(cluster, broker, request) for broker, _ in begun]
     known = {part.broker for part in parts}
 
-    async def count(member: BrokerGroupClient) -> pb.BeginOperationReply:
-        if member.name in known:
-            return pb.BeginOperationReply()
-        counting = pb.BeginOperationRequest()
-        counting.CopyFrom(request)
-        counting.dry_run = True
-        return await member.client.call(calls.BEGIN_OPERATION, counting)
-
-    found = await cluster.ask_all(count)
+    found = await _count_all(cluster, request, skipped=known)
     chosen = [broker for broker, reply in found.answers if reply.count]
     total = sum(part.operation.total for part in parts)
     total += sum(reply.count for _, reply in found.answers)
@@ -84,8 +78,7 @@ async def _count(
     cluster: Brokers, request: pb.BeginOperationRequest, caller: str, *, with_keys: bool
 ) -> DeadLetterChangeView:
     """Count the dead letters that match at all broker groups."""
-    request.dry_run = True
-    found = await cluster.call_all(calls.BEGIN_OPERATION, request)
+    found = await _count_all(cluster, request)
     sample = [(broker, one) for broker, reply in found.answers for one in reply.sample]
     sample.sort(key=lambda each: each[1].dead_at_ms)
     warnings = [text for _, reply in found.answers for text in reply.warnings]
@@ -126,8 +119,47 @@ def _request(
     )
 
 
+async def _count_all(
+    cluster: Brokers, request: pb.BeginOperationRequest, *, skipped: Collection[str] = ()
+) -> BrokerAnswers[pb.BeginOperationReply]:
+    """Count the dead letters that match at all broker groups but some. Raises Overloaded.
+
+    A broker group may need several calls. It continues a count that has the same filter and time.
+    """
+    replies: dict[str, pb.BeginOperationReply] = {}
+
+    async def count(member: BrokerGroupClient) -> pb.BeginOperationReply:
+        if member.name in skipped:
+            return pb.BeginOperationReply()
+        last = replies.get(member.name)
+        if last is not None and not last.is_partial:
+            return last
+        counting = pb.BeginOperationRequest()
+        counting.CopyFrom(request)
+        counting.dry_run = True
+        if last is not None:
+            counting.as_of_ms = last.as_of_ms
+        reply = await member.client.call(calls.BEGIN_OPERATION, counting)
+        replies[member.name] = reply
+        return reply
+
+    for _ in range(COUNT_CALLS_MAX):
+        found = await cluster.ask_all(count)
+        if not any(reply.is_partial for _, reply in found.answers):
+            return found
+    count_so_far = sum(reply.count for _, reply in found.answers)
+    as_of_ms = min(reply.as_of_ms for _, reply in found.answers)
+    raise Overloaded(
+        f"the count is not complete: {count_so_far} dead letters match so far; repeat the call with"
+        f" asOfMs {as_of_ms} to continue the count, or choose fewer with fromMs and toMs"
+    )
+
+
 async def _begin(cluster: Brokers, broker: str, request: pb.BeginOperationRequest) -> OperationPart:
     """Begin the part of a broker group, or return the one that has the same key."""
     member = await cluster.member(broker)
-    reply = await member.client.call(calls.BEGIN_OPERATION, request)
-    return OperationPart(broker, reply.operation)
+    for _ in range(COUNT_CALLS_MAX):
+        reply = await member.client.call(calls.BEGIN_OPERATION, request)
+        if not reply.is_partial:  # Another broker of the group counts again after a failover.
+            return OperationPart(broker, reply.operation)
+    raise Overloaded(f"the count of broker group {broker} is not complete; repeat the call")

@@ -63,6 +63,10 @@ FromMs = Annotated[
 ToMs = Annotated[
     Instant, Query(alias="toMs", ge=0, le=EXACT_MAX, description=f"Dead before this time: {_TIME}")
 ]
+Causes = Annotated[
+    bool,
+    Query(description="Count by topic and reason too, which needs a read of the dead letters."),
+]
 
 
 def note_read(group: GroupName, access: Access, author: ChangeAuthor, own: OwnAccessLog) -> None:
@@ -139,13 +143,15 @@ async def list_dead_letters(
 
 
 @router.get("/dead-letters/summary", response_model_exclude_none=True)
-async def summarize_dead_letters(cluster: Cluster, access: Access) -> DeadLetterSummaryView:
+async def summarize_dead_letters(
+    cluster: Cluster, access: Access, causes: Causes = True
+) -> DeadLetterSummaryView:
     """Count the dead letters of all consumer groups, by group, topic and reason.
 
-    Each broker group reads up to 100,000 open dead letters, the newest of each consumer group
-    first. `partial` tells whether there are more.
+    For topics and reasons, each broker group reads up to 100,000 open dead letters, the newest of
+    each consumer group first. `partial` tells whether there are more.
     """
-    request = pb.SummarizeDeadLettersRequest()
+    request = pb.SummarizeDeadLettersRequest(without_causes=not causes)
     found = await cluster.call_all(calls.SUMMARIZE_DEAD_LETTERS, request)
     groups: dict[str, DeadLetterGroupView] = {}
     topics, reasons = Counter[str](), Counter[str]()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from tidemill.broker.engine.dead_letter.inspection import (
     NO_END,
+    TOPICS_A_STEP,
+    LetterCounts,
     LetterQuery,
     LetterSearch,
     LetterSummary,
@@ -88,31 +91,44 @@ class DeadLetterAdmin:
         )
 
     async def SummarizeDeadLetters(
-        self, _request: pb.SummarizeDeadLettersRequest
+        self, request: pb.SummarizeDeadLettersRequest
     ) -> pb.DeadLetterSummary:
         """Count the dead letters of all groups; each slice of it takes a round."""
+        if request.without_causes:
+            return await self._count_by_group()
         summary = await read_in_round(
             self._rounds, lambda engine, _turn: LetterSummary(engine.letter_inspection)
         )
         await self._run(summary.step)
         return pb.DeadLetterSummary(
-            groups=[
-                pb.DeadLetterCounts(
-                    group=one.group,
-                    open=one.open,
-                    replayed=one.settled.replayed,
-                    discarded=one.settled.discarded,
-                    oldest_open_at_ms=one.oldest_open_at_ms,
-                    deleted_from_at_ms=one.deleted_from_at_ms,
-                )
-                for one in summary.groups
-            ],
+            groups=[_counts_of(one) for one in summary.groups],
             causes=[
                 pb.DeadLetterCause(group=group, origin_topic=topic, reason=reason, count=count)
                 for (group, topic, reason), count in summary.causes.most_common()
             ],
             is_partial=summary.is_partial,
         )
+
+    async def _count_by_group(self) -> pb.DeadLetterSummary:
+        topics = deque(
+            await read_in_round(
+                self._rounds, lambda engine, _turn: engine.letter_inspection.topics()
+            )
+        )
+        reply = pb.DeadLetterSummary()
+
+        def step(engine: Engine, _turn: Turn) -> None:
+            for _ in range(min(len(topics), TOPICS_A_STEP)):
+                topic = topics.popleft()
+                if topic.id not in engine.catalog.topics:
+                    continue  # It was deleted between two slices.
+                counts = engine.letter_inspection.counts(topic)
+                if counts.open or any(counts.settled):
+                    reply.groups.append(_counts_of(counts))
+
+        while topics:
+            await read_in_round(self._rounds, step)
+        return reply
 
     async def _run(self, step: Callable[[], bool]) -> None:
         while await read_in_round(self._rounds, lambda _engine, _turn: step()):
@@ -158,6 +174,17 @@ class DeadLetterAdmin:
                 by=request.requested_by,
             )
         return reply
+
+
+def _counts_of(one: LetterCounts) -> pb.DeadLetterCounts:
+    return pb.DeadLetterCounts(
+        group=one.group,
+        open=one.open,
+        replayed=one.settled.replayed,
+        discarded=one.settled.discarded,
+        oldest_open_at_ms=one.oldest_open_at_ms,
+        deleted_from_at_ms=one.deleted_from_at_ms,
+    )
 
 
 class _Settlement:

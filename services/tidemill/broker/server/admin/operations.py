@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
@@ -22,6 +22,7 @@ from tidemill.broker.server.wire.audit_facts import audited
 from tidemill.broker.server.wire.dead_letters import letter_of
 from tidemill.common.errors import BadRequest, Conflict, IdempotencyMismatch
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.transport.grpc.status import RpcError
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 RATE_MAX: Final = 10_000  # items per second
+COUNT_MS: Final = 1_000  # of one call; the next call continues the count
+COUNTS_MAX: Final = 16  # that the broker remembers, each with up to 1,000 topics and tags
+COUNT_KEPT_MS: Final = 600_000  # after its begin
 _KINDS: Final = {
     pb.DEAD_LETTER_ACTION_REPLAY: OperationKind.REPLAY,
     pb.DEAD_LETTER_ACTION_DISCARD: OperationKind.DISCARD,
@@ -38,14 +42,33 @@ _KINDS: Final = {
 _ACTIONS: Final = {kind: action for action, kind in _KINDS.items()}
 
 
+class _CountKey(NamedTuple):
+    """The dead letters that a count counts."""
+
+    group_id: GroupId
+    filter: LetterFilter
+    as_of_ms: int
+
+
+class _KnownCount(NamedTuple):
+    """A count that is complete, or that the next call continues."""
+
+    letters: LetterCount
+    begun_at_ms: int  # monotonic
+
+
 class OperationAdmin:
-    """Begins, lists and cancels the operations of a broker group."""
+    """Begins, lists and cancels the operations of a broker group.
+
+    A count may need several calls. An operation begins with the count of its dry run.
+    """
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
+        self._counts: dict[_CountKey, _KnownCount] = {}  # the oldest first
 
     async def BeginOperation(self, request: pb.BeginOperationRequest) -> pb.BeginOperationReply:
-        """Count what matches; each slice of it takes a round. Then begin an operation."""
+        """Count what matches, at most for COUNT_MS; each slice takes a round. Then begin."""
         if request.action not in _KINDS:
             raise rpc_error(BadRequest(f"unknown action {request.action} on dead letters"))
         if not request.dry_run and not 1 <= request.rate_per_s <= RATE_MAX:
@@ -57,17 +80,19 @@ class OperationAdmin:
             return pb.BeginOperationReply(
                 count=known.total, as_of_ms=known.as_of_ms, operation=self._rendered(known)
             )
-        as_of_ms, count = await read_in_round(
-            self._rounds, lambda engine, turn: _begin_count(engine, turn, request)
+        key, count = await read_in_round(
+            self._rounds, lambda engine, turn: self._find_count(engine, turn, request)
         )
-        while await read_in_round(self._rounds, lambda _engine, _turn: count.step()):
-            pass
+        is_partial = await self._continue_count(key, count)
         reply = pb.BeginOperationReply(
             count=count.count,
             size_bytes=count.size_bytes,
-            as_of_ms=as_of_ms,
+            as_of_ms=key.as_of_ms,
             sample=[letter_of(status) for status in count.sample],
+            is_partial=is_partial,
         )
+        if is_partial:
+            return reply
         if request.dry_run:
             reply.warnings.extend(
                 await read_in_round(
@@ -84,8 +109,11 @@ class OperationAdmin:
             )
         if count.count:
             begun = await in_round(
-                self._rounds, lambda engine, turn: _begin(engine, turn, request, count, as_of_ms)
+                self._rounds,
+                lambda engine, turn: _begin(engine, turn, request, count, key.as_of_ms),
             )
+            # A second operation would count dead letters that this one settles.
+            self._counts.pop(key, None)
             reply.operation.CopyFrom(self._rendered(begun))
             log.info(
                 "operation begun",
@@ -96,6 +124,43 @@ class OperationAdmin:
                 by=request.requested_by,
             )
         return reply
+
+    def _find_count(
+        self, engine: Engine, turn: Turn, request: pb.BeginOperationRequest
+    ) -> tuple[_CountKey, LetterCount]:
+        """Return the count of the same dead letters that earlier calls began, or begin it."""
+        group = find_group(engine, request.group)
+        engine.dead_letters.check_level()
+        as_of_ms = min(request.as_of_ms or turn.now_ms, turn.now_ms)
+        key = _CountKey(group.id, _filter(request), as_of_ms)
+        for known, one in list(self._counts.items()):
+            if turn.monotonic_ms - one.begun_at_ms >= COUNT_KEPT_MS:
+                del self._counts[known]
+        if key not in self._counts:
+            count = LetterCount(engine.letter_inspection, group, key.filter, as_of_ms=key.as_of_ms)
+            while len(self._counts) >= COUNTS_MAX:
+                del self._counts[next(iter(self._counts))]
+            self._counts[key] = _KnownCount(count, turn.monotonic_ms)
+        return key, self._counts[key].letters
+
+    async def _continue_count(self, key: _CountKey, count: LetterCount) -> bool:
+        """Count until the end, or for COUNT_MS. Return whether the count is not complete."""
+        end_ms: int | None = None
+
+        def step(_engine: Engine, turn: Turn) -> bool | None:
+            nonlocal end_ms
+            end_ms = turn.monotonic_ms + COUNT_MS if end_ms is None else end_ms
+            if not count.step():
+                return False
+            return True if turn.monotonic_ms >= end_ms else None
+
+        try:
+            while (is_partial := await read_in_round(self._rounds, step)) is None:
+                pass
+        except RpcError:
+            self._counts.pop(key, None)
+            raise
+        return is_partial
 
     async def ListOperations(self, _request: pb.ListOperationsRequest) -> pb.OperationList:
         """Return the operations, the newest first."""
@@ -155,16 +220,6 @@ def _known(engine: Engine, turn: Turn, request: pb.BeginOperationRequest) -> Ope
             f"operation {known.id} has this Idempotency-Key, and another request began it"
         )
     return known
-
-
-def _begin_count(
-    engine: Engine, turn: Turn, request: pb.BeginOperationRequest
-) -> tuple[int, LetterCount]:
-    group = find_group(engine, request.group)
-    engine.dead_letters.check_level()
-    as_of_ms = min(request.as_of_ms or turn.now_ms, turn.now_ms)
-    inspection = engine.letter_inspection
-    return as_of_ms, LetterCount(inspection, group, _filter(request), as_of_ms=as_of_ms)
 
 
 def _warnings(

@@ -1,0 +1,83 @@
+"""Replays and discards by filter at several broker groups: their count, begin and errors."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.support.worlds.broker_groups import AUTHOR, cluster_of
+from tests.support.worlds.fake_calls import CallsByRequest
+from tidemill.admin.json.dead_letters import DeadLetterChangeView, DeadLettersRequest
+from tidemill.admin.messages.dead_letter_operations import COUNT_CALLS_MAX, settle_matching
+from tidemill.common.errors import Overloaded, ServiceError
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+
+class CountingGroup(CallsByRequest):
+    """A broker group that needs several calls for a count."""
+
+    def __init__(self, count: int, *, calls: int = 1) -> None:
+        self.count, self.calls_left = count, calls
+        self.as_of_ms: list[int] = []
+        self.begun: list[pb.BeginOperationRequest] = []
+        self.begin_error: ServiceError | None = None
+
+    async def list_operations(self, _request: pb.ListOperationsRequest) -> pb.OperationList:
+        return pb.OperationList()
+
+    async def begin_operation(self, request: pb.BeginOperationRequest) -> pb.BeginOperationReply:
+        self.as_of_ms.append(request.as_of_ms)
+        if not request.dry_run and self.begin_error is not None:
+            raise self.begin_error
+        self.calls_left -= 1
+        reply = pb.BeginOperationReply(count=self.count, as_of_ms=request.as_of_ms or 77)
+        if self.calls_left > 0:
+            reply.is_partial = True
+        elif not request.dry_run:
+            self.begun.append(request)
+            reply.operation.id, reply.operation.total = 5, self.count
+            reply.operation.rate_per_s = request.rate_per_s
+            reply.operation.action = request.action
+            reply.operation.state = pb.OPERATION_STATE_RUNNING
+        return reply
+
+
+def settle(
+    *groups: CountingGroup, is_dry: bool = False, key: str | None = None
+) -> DeadLetterChangeView:
+    fields: dict[str, Any] = {} if is_dry else {"asOfMs": 5, "maxCount": 10}
+    wanted = DeadLettersRequest.model_validate({"filter": {}, **fields})
+    action = pb.DEAD_LETTER_ACTION_REPLAY
+    return asyncio.run(
+        settle_matching(
+            cluster_of(*groups),
+            "g",
+            wanted,
+            action,
+            AUTHOR,
+            "me",
+            key,
+            is_dry=is_dry,
+            with_keys=True,
+        )
+    )
+
+
+@pytest.mark.parametrize("is_dry", [True, False])
+def test_a_count_takes_as_many_calls_as_each_broker_group_needs(is_dry: bool) -> None:
+    fast, slow = CountingGroup(1), CountingGroup(2, calls=4)
+    view = settle(fast, slow, is_dry=is_dry)
+    assert (view.count, view.operation is None) == (3, is_dry)
+    begins = 0 if is_dry else 1
+    assert (len(fast.as_of_ms), len(slow.as_of_ms)) == (1 + begins, 4 + begins)
+    # Later calls continue the count of the first one.
+    assert slow.as_of_ms[:4] == ([0, 77, 77, 77] if is_dry else [5, 5, 5, 5])
+
+
+def test_a_count_that_does_not_end_names_the_time_to_continue_it() -> None:
+    group = CountingGroup(1, calls=COUNT_CALLS_MAX + 1)
+    with pytest.raises(Overloaded, match="asOfMs 77"):
+        settle(group, is_dry=True)
+    assert len(group.as_of_ms) == COUNT_CALLS_MAX
