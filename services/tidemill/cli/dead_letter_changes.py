@@ -16,6 +16,7 @@ from tidemill.cli.rest import (
     say,
     segment,
     show_table,
+    warn_partial,
     warn_unreachable,
 )
 from tidemill.common.exit_codes import EXIT_REFUSED
@@ -106,6 +107,8 @@ def _settle_matching(
         body["ratePerSecond"] = bulk.rate
     headers = {"Idempotency-Key": secrets.token_hex(16)}
     done = call(context, "POST", path, body=body, headers=headers)
+    for text in done.get("warnings", []):
+        warn_partial(text)
     warn_unreachable(done)
     if "operation" not in done:
         say(context, done, f"no open dead letter of group {group} matches")

@@ -11,7 +11,7 @@ from tests.support.worlds.broker_groups import AUTHOR, cluster_of
 from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.json.dead_letters import DeadLetterChangeView, DeadLettersRequest
 from tidemill.admin.messages.dead_letter_operations import COUNT_CALLS_MAX, settle_matching
-from tidemill.common.errors import Overloaded, ServiceError
+from tidemill.common.errors import BrokerTimeout, BrokerUnreachable, Overloaded, ServiceError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
@@ -81,3 +81,37 @@ def test_a_count_that_does_not_end_names_the_time_to_continue_it() -> None:
     with pytest.raises(Overloaded, match="asOfMs 77"):
         settle(group, is_dry=True)
     assert len(group.as_of_ms) == COUNT_CALLS_MAX
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_part_that_runs_is_shown_if_another_broker_group_rejects_its_part(
+    order: tuple[int, int],
+) -> None:
+    good, bad = CountingGroup(1, calls=2), CountingGroup(2)
+    bad.begin_error = Overloaded("16 operations run")
+    view = settle(*[(good, bad)[n] for n in order])
+    assert view.operation is not None
+    assert [part.broker for part in view.operation.brokers] == [f"broker-{order.index(0)}"]
+    assert (view.warnings, view.unreachable) == (
+        [f"broker-{order.index(1)}: 16 operations run"],
+        None,
+    )
+
+
+@pytest.mark.parametrize("error", [BrokerUnreachable("down"), BrokerTimeout("no reply")])
+def test_a_part_that_runs_is_shown_if_another_broker_group_does_not_answer(
+    error: ServiceError,
+) -> None:
+    good, bad = CountingGroup(1), CountingGroup(2)
+    bad.begin_error = error
+    view = settle(good, bad)
+    assert view.operation is not None
+    assert (view.unreachable, view.operation.unreachable) == (["broker-1"], ["broker-1"])
+    assert view.operation.state == "RUNNING"
+
+
+def test_an_operation_that_no_broker_group_begins_fails() -> None:
+    bad = CountingGroup(2)
+    bad.begin_error = Overloaded("16 operations run")
+    with pytest.raises(Overloaded, match="16 operations"):
+        settle(bad)

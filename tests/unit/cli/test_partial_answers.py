@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.scripted_api import ApiAnswer, refusal, scripted_api
+from tests.support.scripted_api import ApiAnswer, ApiRequest, refusal, scripted_api
 from tidemill.cli.app import app
 
 MISSING = {"unreachable": ["broker-1"]}
@@ -53,3 +53,15 @@ def test_an_error_precedes_it() -> None:
 def test_a_part_of_an_operation_that_is_not_cancelled_exits_with_5() -> None:
     body = {"operation": OPERATION, "warnings": ["broker-1: the disk is full"]}
     assert status(ApiAnswer(body), "operation", "cancel", "broker-0:5", "--yes") == 5
+
+
+def test_a_part_of_an_operation_that_has_not_begun_exits_with_5() -> None:
+    planned = {"count": 1, "asOfMs": 1, "sample": []}
+    begun = {"operation": OPERATION, "warnings": ["broker-1: 16 operations run"]}
+
+    def answer(request: ApiRequest) -> ApiAnswer:
+        return ApiAnswer(planned if "dryRun=true" in request.path else begun)
+
+    with scripted_api(answer) as address:
+        command = ["--admin", address, "dead-letter", "replay", "g", "--all", "--yes"]
+        assert CliRunner().invoke(app, command).exit_code == 5

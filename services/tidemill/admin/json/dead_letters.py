@@ -291,7 +291,9 @@ class DeadLetterChangeView(Schema):
         None, description="With a filter: the operation. Missing if nothing matches."
     )
     warnings: list[str] | None = Field(
-        None, description="Of a dry run: why consumers may not get the messages as expected."
+        None,
+        description="Of a dry run: why consumers may not get the messages as expected. Of an"
+        " operation: why a broker group has not begun its part. The other parts run.",
     )
     stopped_by: str | None = Field(
         None, description="Why the call ended early, such as a full disk."

@@ -9,11 +9,16 @@ from typing import Final
 
 from tidemill.admin.audit.author import Author
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import BrokerAnswers, BrokerGroupClient, Brokers
+from tidemill.admin.cluster.brokers import (
+    UNREACHABLE_ERRORS,
+    BrokerAnswers,
+    BrokerGroupClient,
+    Brokers,
+)
 from tidemill.admin.json.dead_letters import DeadLetterChangeView, DeadLettersRequest
 from tidemill.admin.messages.operation_parts import OperationPart, find_operations, operation_of
 from tidemill.admin.messages.views import dead_letter_of
-from tidemill.common.errors import Conflict, Overloaded
+from tidemill.common.errors import Conflict, Overloaded, ServiceError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 RATE_PER_S: Final = 2_000  # default
@@ -50,7 +55,6 @@ async def settle_matching(
     begun = [] if key is None else (await find_operations(cluster)).find_by_key(key)
     parts = [await _begin(cluster, broker, request) for broker, _ in begun]
     known = {part.broker for part in parts}
-
     found = await _count_all(cluster, request, skipped=known)
     chosen = [broker for broker, reply in found.answers if reply.count]
     total = sum(part.operation.total for part in parts)
@@ -61,16 +65,28 @@ async def settle_matching(
             f" them again with a dry run"
         )
     request.rate_per_s = -(-request.rate_per_s // max(len(chosen), 1))
-    parts += [await _begin(cluster, broker, request) for broker in chosen]
+    unreachable, errors, warnings = list(found.unreachable), [], []
+    for broker in chosen:
+        try:
+            parts.append(await _begin(cluster, broker, request))
+        except ServiceError as error:
+            errors.append(error)
+            if isinstance(error, UNREACHABLE_ERRORS):
+                unreachable.append(broker)
+            else:
+                warnings.append(f"{broker}: {error.message}")
     parts = [part for part in parts if part.operation.id]
+    if errors and not parts:
+        raise errors[0]
     return DeadLetterChangeView(
         dry_run=False,
         by=caller,
         group=group,
         count=total,
         as_of_ms=wanted.as_of_ms,
-        operation=operation_of(parts) if parts else None,
-        unreachable=found.unreachable or None,
+        operation=operation_of(parts, unreachable) if parts else None,
+        warnings=warnings or None,
+        unreachable=unreachable or None,
     )
 
 
