@@ -48,6 +48,7 @@ MEMBER_UNREACHABLE_MS: Final = 10_000
 # Answers with messages have up to 4 MiB at a broker, and 10 MB as JSON.
 LARGE_READS_MAX: Final = 8
 LARGE_READ_WAIT_S: Final = 5.0
+SCANS_MAX: Final = 4  # each reads up to 100,000 dead letters per call at each broker group
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -117,22 +118,21 @@ class Brokers:
         self._refresh_task: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup
         self._large_reads = asyncio.Semaphore(LARGE_READS_MAX)
+        self._scans = asyncio.Semaphore(SCANS_MAX)
 
-    @contextlib.asynccontextmanager
-    async def large_read(self) -> AsyncIterator[None]:
+    def large_read(self) -> AbstractAsyncContextManager[None]:
         """Run a call with a large answer; wait if there are many others. Raises Overloaded."""
-        try:
-            async with asyncio.timeout(LARGE_READ_WAIT_S):
-                await self._large_reads.acquire()
-        except TimeoutError:
-            raise Overloaded(
-                f"{LARGE_READS_MAX} reads of messages run already; try again later, or read less"
-                " with maxBytes"
-            ) from None
-        try:
-            yield
-        finally:
-            self._large_reads.release()
+        return _wait_for_turn(
+            self._large_reads,
+            f"{LARGE_READS_MAX} reads of messages run already; try again later, or read less with"
+            " maxBytes",
+        )
+
+    def scan(self) -> AbstractAsyncContextManager[None]:
+        """Run a call that reads many messages; wait if there are others. Raises Overloaded."""
+        return _wait_for_turn(
+            self._scans, f"{SCANS_MAX} searches for dead letters run already; try again later"
+        )
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -383,6 +383,20 @@ class Brokers:
             raise BrokerTimeout(
                 f"broker group {member.name} did not answer within {self._timeout_s:g} s"
             ) from None
+
+
+@contextlib.asynccontextmanager
+async def _wait_for_turn(slots: asyncio.Semaphore, refusal: str) -> AsyncIterator[None]:
+    """Hold a slot during the block; wait for a free one for a bounded time. Raises Overloaded."""
+    try:
+        async with asyncio.timeout(LARGE_READ_WAIT_S):
+            await slots.acquire()
+    except TimeoutError:
+        raise Overloaded(refusal) from None
+    try:
+        yield
+    finally:
+        slots.release()
 
 
 def _list_names(names: Sequence[str]) -> str:

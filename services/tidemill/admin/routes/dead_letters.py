@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Awaitable
 from typing import Annotated, Final
@@ -39,7 +40,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["dead letters"])
 
-CALLS_MAX: Final = 32  # to each broker group, for a page of the dead letters that a user may see
+CALLS_MAX: Final = 8  # to each broker group, for a page of the dead letters that a user may see
 
 LetterIdPath = Annotated[
     str,
@@ -112,6 +113,12 @@ async def list_dead_letters(
     begin = decode_token(request, page_token)
     if group and not access.allows_group(READS, group):
         return DeadLetterPageView(dead_letters=[])  # As for a group without dead letters.
+    if not group and access.is_limited:
+        numbers = pb.SummarizeDeadLettersRequest(without_causes=True)
+        counted = await cluster.call_all(calls.SUMMARIZE_DEAD_LETTERS, numbers)
+        groups = {one.group for _, reply in counted.answers for one in reply.groups}
+        if not any(access.allows_group(READS, name) for name in groups):
+            return DeadLetterPageView(dead_letters=[], unreachable=counted.unreachable or None)
     cursors = begin
 
     def ask(member: BrokerGroupClient) -> Awaitable[pb.ListDeadLettersReply]:
@@ -121,14 +128,15 @@ async def list_dead_letters(
 
     shown: list[tuple[str, pb.DeadLetter]] = []
     unreachable: set[str] = set()
-    # A page that ends at a hidden dead letter would tell its place.
-    for _ in range(CALLS_MAX):
-        found = await cluster.ask_all(ask)
-        unreachable.update(found.unreachable)
-        rows, cursors, has_more = merged(found.answers, cursors, page_size)
-        shown += [each for each in rows if access.allows_group(READS, each[1].group)]
-        if not has_more or len(shown) > page_size or not access.is_limited:
-            break
+    async with cluster.scan():
+        # A page that ends at a hidden dead letter would tell its place.
+        for _ in range(CALLS_MAX):
+            found = await cluster.ask_all(ask)
+            unreachable.update(found.unreachable)
+            rows, cursors, has_more = merged(found.answers, cursors, page_size)
+            shown += [each for each in rows if access.allows_group(READS, each[1].group)]
+            if not has_more or len(shown) > page_size or not access.is_limited:
+                break
     if len(shown) > page_size:
         shown, has_more = shown[:page_size], True
         cursors = {**begin, **{broker: one.log_offset for broker, one in shown}}
@@ -152,7 +160,8 @@ async def summarize_dead_letters(
     each consumer group first. `partial` tells whether there are more.
     """
     request = pb.SummarizeDeadLettersRequest(without_causes=not causes)
-    found = await cluster.call_all(calls.SUMMARIZE_DEAD_LETTERS, request)
+    async with cluster.scan() if causes else contextlib.nullcontext():
+        found = await cluster.call_all(calls.SUMMARIZE_DEAD_LETTERS, request)
     groups: dict[str, DeadLetterGroupView] = {}
     topics, reasons = Counter[str](), Counter[str]()
     for _, reply in found.answers:
