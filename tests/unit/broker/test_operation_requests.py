@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from tests.support.audit_changes import records_of
-from tests.support.worlds.engine_world import GROUP
+from tests.support.worlds.engine_world import GROUP, TOPIC
 from tests.support.worlds.letter_world import DEAD, LetterWorld
 from tests.unit.broker.test_dead_letter_requests import AdminWorld, error_of, five, in_world
 from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.metadata.group_pause import GroupPause
+from tidemill.broker.engine.metadata.settled_letters import DEAD_LETTER_QUEUE
 from tidemill.broker.server.admin import operations as module
 from tidemill.broker.server.admin.operations import OperationAdmin
 from tidemill.broker.server.round.rpc import in_round
@@ -63,6 +65,58 @@ def test_a_dry_run_counts_and_shows_the_oldest() -> None:
         assert planned.warnings[0].startswith("no consumer of group")
         assert world.world.engine.log.log_end == end
         assert await operations(world) == []
+
+    in_world(scenario, five)
+
+
+def test_a_dry_run_of_a_replay_warns_about_a_deleted_topic() -> None:
+    def prepare(world: LetterWorld) -> None:
+        five(world)
+        world.engine.administration.delete_topic(TOPIC, world.now_ms)
+        world.commit()
+
+    async def scenario(world: AdminWorld) -> None:
+        planned = await begin(world, dry_run=True)
+        assert planned.warnings == [module.TOPIC_DELETED]
+        assert not (await begin(world, dry_run=True, action=DISCARD)).warnings
+        begun = (await begin(world)).operation
+        assert (await ended(world, begun.id)).done == 0
+        assert set(world.world.states()) == {"OPEN"}
+
+    in_world(scenario, prepare)
+
+
+def test_a_dry_run_of_a_replay_warns_about_a_lost_body() -> None:
+    def prepare(world: LetterWorld) -> None:
+        world.follower = None  # Its copy of the message is intact.
+        world.send("a", "b")
+        world.group()
+        popped = world.pop(2)
+        queue = world.engine.catalog.queue(world.topic(), DEAD_LETTER_QUEUE)
+        log_offset, size, _ = queue.entry(0)
+        world.disk.damage("log/00000000000000000000.log", log_offset + size - 1)
+        world.fail(*popped)
+
+    async def scenario(world: AdminWorld) -> None:
+        planned = await begin(world, dry_run=True)
+        assert (planned.count, module.BODY_LOST in planned.warnings) == (2, True)
+        assert not (await begin(world, dry_run=True, action=DISCARD)).warnings
+        begun = (await begin(world)).operation
+        assert (await ended(world, begun.id)).done == 1
+        assert sorted(world.world.states()) == ["OPEN", "REPLAYED"]
+
+    in_world(scenario, prepare)
+
+
+def test_a_dry_run_of_a_replay_warns_if_the_group_is_paused() -> None:
+    async def scenario(world: AdminWorld) -> None:
+        def pause(engine: Engine, turn: Turn) -> None:
+            end = GroupPause(until_ms=turn.now_ms + 10_000, by="ops")
+            engine.group_pauses.put(GROUP, end, now_ms=turn.now_ms)
+
+        await world.shell.rounds.call(pause)
+        warnings = (await begin(world, dry_run=True)).warnings
+        assert [f"group {GROUP} is paused until" in one for one in warnings] == [True, False]
 
     in_world(scenario, five)
 

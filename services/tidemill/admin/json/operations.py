@@ -58,8 +58,9 @@ class OperationView(Schema):
     done: int = Field(description="Items that it has changed.")
     skipped: int | None = Field(
         None,
-        description="Of a finished operation: items that it did not change, because others have"
-        " changed them or retention has removed them.",
+        description="Of a finished operation: items that it did not change. Another call has"
+        " changed them, or retention has removed them. A replay also skips dead letters whose topic"
+        " was deleted, whose body is lost, or which are too large for a segment. They stay open.",
     )
     rate_per_second: int = Field(description="Maximum number of items per second.")
     eta_ms: int | None = Field(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import structlog
 
 from tidemill.broker.engine.dead_letter.bulk import LetterCount, LetterFilter
+from tidemill.broker.engine.layout.message import Reason
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
 from tidemill.broker.engine.layout.operation import (
     Operation,
@@ -16,7 +17,7 @@ from tidemill.broker.engine.layout.operation import (
     OperationState,
 )
 from tidemill.broker.server.admin.lookup import find_group
-from tidemill.broker.server.round.replay_warnings import ReplayWarnings
+from tidemill.broker.server.round.replay_warnings import WARNINGS_MAX, ReplayWarnings
 from tidemill.broker.server.round.rpc import in_round, read_in_round, rpc_error
 from tidemill.broker.server.wire.audit_facts import audited
 from tidemill.broker.server.wire.dead_letters import letter_of
@@ -35,6 +36,13 @@ RATE_MAX: Final = 10_000  # items per second
 COUNT_MS: Final = 1_000  # of one call; the next call continues the count
 COUNTS_MAX: Final = 16  # that the broker remembers, each with up to 1,000 topics and tags
 COUNT_KEPT_MS: Final = 600_000  # after its begin
+TOPIC_DELETED: Final = (
+    "the topic of some dead letters was deleted: they stay open; copy them to another topic"
+)
+BODY_LOST: Final = (
+    "the body of some dead letters is lost: they stay open; copy them with a new body"
+)
+_DAMAGED: Final = Reason.DAMAGED.name.lower()
 _KINDS: Final = {
     pb.DEAD_LETTER_ACTION_REPLAY: OperationKind.REPLAY,
     pb.DEAD_LETTER_ACTION_DISCARD: OperationKind.DISCARD,
@@ -225,12 +233,18 @@ def _known(engine: Engine, turn: Turn, request: pb.BeginOperationRequest) -> Ope
 def _warnings(
     engine: Engine, turn: Turn, request: pb.BeginOperationRequest, count: LetterCount
 ) -> list[str]:
+    if request.action != pb.DEAD_LETTER_ACTION_REPLAY:
+        return []
     group, warnings = find_group(engine, request.group), ReplayWarnings(engine, turn)
-    if request.action == pb.DEAD_LETTER_ACTION_REPLAY:
-        for topic_id, tag in sorted(count.pairs):
-            if engine.catalog.is_alive(TopicId(topic_id)):
-                warnings.note(group, TopicId(topic_id), tag)
-    return warnings.texts()
+    texts = []
+    for topic_id, tag in sorted(count.pairs):
+        if engine.catalog.is_alive(TopicId(topic_id)):
+            warnings.note(group, TopicId(topic_id), tag)
+        else:
+            texts.append(TOPIC_DELETED)
+    if any(status.reason == _DAMAGED for status in count.sample):
+        texts.append(BODY_LOST)
+    return list(dict.fromkeys([*texts, *warnings.texts()]))[:WARNINGS_MAX]
 
 
 def _begin(
