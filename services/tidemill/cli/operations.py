@@ -11,6 +11,7 @@ import typer
 from tidemill.cli.rest import (
     call,
     check_is_sure,
+    connect,
     say,
     segment,
     show,
@@ -18,10 +19,11 @@ from tidemill.cli.rest import (
     warn_unreachable,
 )
 from tidemill.common.clock import SystemClock
-from tidemill.common.exit_codes import EXIT_REFUSED
+from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_UNREACHABLE
 from tidemill.common.prompts import confirm, fail
-from tidemill.common.rest_client import Json
+from tidemill.common.rest_client import Json, RestOptionError, RestRejection
 from tidemill.common.times import DURATION, age, duration_ms, from_now, span, utc
+from tidemill.release.patient_rest import ForeignAnswer, PatientRestClient, WaitTimeout
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,6 +32,7 @@ app = typer.Typer(
 )
 
 POLL_S: Final = 0.5  # between two looks at an operation
+PATIENCE_S: Final = 60.0  # while its broker group starts again or fails over
 
 
 class OperationStateName(StrEnum):
@@ -125,6 +128,8 @@ def wait_for_operation(
 ) -> None:
     """Wait until an operation ends. Exit with 1 if it failed or was cancelled.
 
+    Exit with 3 if its broker group or the API is unreachable for 60 s.
+
     Example: tidemill operation wait broker-0:52326 --timeout 10m
     """
     ended = await_end(context, operation, None if timeout is None else duration_ms(timeout))
@@ -160,18 +165,37 @@ def cancel_operation(
 
 
 def await_end(context: typer.Context, operation: str, timeout_ms: int | None = None) -> Json:
-    """Return an operation when it has ended. Exit with 1 after the timeout."""
+    """Return an operation when it has ended. Exit with 1 after the timeout.
+
+    Exit with 3 if its state is unknown for PATIENCE_S, or until the timeout.
+    """
     clock = SystemClock()
-    begun_ms = clock.monotonic_ms()
+    end_ms = None if timeout_ms is None else clock.monotonic_ms() + timeout_ms
     while True:
-        shown = call(context, "GET", _path(operation))
+        left_s = PATIENCE_S
+        if end_ms is not None:
+            left_s = max(min(PATIENCE_S, (end_ms - clock.monotonic_ms()) / 1_000), 0.0)
+        shown = _look(context, operation, left_s)
         if shown["state"] != "RUNNING":
             return shown
-        if timeout_ms is not None and clock.monotonic_ms() - begun_ms >= timeout_ms:
+        if end_ms is not None and clock.monotonic_ms() >= end_ms:
             progress = f"{shown['done']} of {shown['total']} items are done"
             warn_unreachable(shown)
             fail(f"operation {operation} still runs: {progress}", EXIT_REFUSED)
         time.sleep(POLL_S)
+
+
+def _look(context: typer.Context, operation: str, patience_s: float) -> Json:
+    """Return an operation. Repeat the call while a broker group or the API is unreachable."""
+    client = PatientRestClient(
+        connect(context), patience_s=patience_s, login_patience_s=0.0, pause_s=POLL_S
+    )
+    try:
+        return client.call("GET", _path(operation))
+    except WaitTimeout as error:
+        fail(f"the state of operation {operation} is unknown: {error}", EXIT_UNREACHABLE)
+    except (RestRejection, RestOptionError, ForeignAnswer):
+        return call(context, "GET", _path(operation))  # It prints the reason.
 
 
 def result_of(operation: Json) -> str:
