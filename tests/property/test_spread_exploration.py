@@ -5,7 +5,9 @@ deduplication is off. The list after such a list turns it on again. Proxies are 
 one. A proxy may have any list that the home has published, and any request may arrive late or
 again, so the model keeps what proxies can send: each request stays possible forever, and a proof
 from the time on when its lookup could be answered. A kill takes the uncommitted records of a
-broker group. Each mutant leaves out one part of the protocol. It must store the key twice, or
+broker group. While deduplication is off, an operator may remove a killed broker group and add it
+again: the home no longer waits for it. It gets no request until the home has its report, or a list
+makes it the owner. Each mutant leaves out one part of the protocol. It must store the key twice, or
 answer a send as the repeat of a message from before deduplication was off, which loses the message.
 """
 
@@ -41,6 +43,7 @@ class State(NamedTuple):
     proofs: frozenset[int] = frozenset()  # that a proxy has, by version
     version: int = 0  # at the home
     waits_for: frozenset[int] = frozenset()  # broker groups that have not reported to the home
+    removed: frozenset[int] = frozenset()  # and added again, without a report since then
     offs: frozenset[int] = frozenset()  # lists without an owner
     now: int = 0
     last_copy: int = FAR  # when the newest committed copy of the message was stored
@@ -56,6 +59,10 @@ class State(NamedTuple):
     def is_on(self) -> bool:
         """Whether deduplication is on at the home."""
         return self.version not in self.offs
+
+    def since(self, version: int) -> int:
+        """Return the last list without an owner before a list: the start of its deduplication."""
+        return max((off for off in self.offs if off < version), default=0)
 
     def is_spread(self, version: int) -> bool:
         """Whether a list has an old owner."""
@@ -88,6 +95,8 @@ class Protocol:
     waits_for_off = True  # deduplication is turned on only when all reports of its end have arrived
     waits_for_old_owner = True  # also for that of the owners before an open spread
     reports_committed = True  # a report tells only what a kill cannot undo
+    forgets_other_start = True  # a broker group with a list of another start has no older keys
+    waits_for_removed = True  # a list begins only when those that were added again have reported
 
     def __init__(self, owners: int, versions_max: int, offs_max: int = 0) -> None:
         self.owners = owners
@@ -108,12 +117,18 @@ class Protocol:
             yield f"commit {at}", self.commit(state, at)
             if state.written[at] != state.committed[at] or state.answers[at]:
                 yield f"kill {at}", self.kill(state, at)
+            yield f"report of {at}", self.report(state, at)
+            if not state.is_on and at in state.waits_for:
+                waits_for, removed = state.waits_for - {at}, state.removed | {at}
+                killed = self.kill(state, at)
+                yield f"remove {at}", killed._replace(waits_for=waits_for, removed=removed)
+            if at in state.removed and state.version % self.owners != at:
+                continue
             # Each proxy may have any list, so a send without a proof may reach any broker group.
             yield f"send to {at}", self.send(state, at, proof=None)
             for version in sorted(state.proofs):
                 if version % self.owners == at:
                     yield f"send to {at} with proof {version}", self.send(state, at, proof=version)
-            yield f"report of {at}", self.report(state, at)
         for version in range(1, state.version + 1):
             if not state.is_spread(version):
                 continue
@@ -125,6 +140,8 @@ class Protocol:
     def change_list(self, state: State) -> Iterator[tuple[str, State]]:
         """Yield the events in which an operator writes a new list at the home."""
         owner, version = state.version % self.owners, state.version + 1
+        if self.waits_for_removed and state.removed & {version % self.owners}:
+            return
         if not state.is_on:
             if not (self.waits_for_off and state.is_open):
                 # Older copies do not count any more.
@@ -147,7 +164,10 @@ class Protocol:
             new = owner._replace(is_open=owner.is_open and is_open)
         else:
             new = owner._replace(version=version, is_open=is_open, fenced_at=state.now)
-        if version in state.offs and self.forgets_keys:
+        is_off = version in state.offs and self.forgets_keys
+        is_on = not state.offs & {version, owner.version}
+        is_other = is_on and state.since(version) != state.since(owner.version)
+        if is_off or (is_other and self.forgets_other_start):
             new = new._replace(stored_at=FAR, stored_by=0)
         return state._replace(written=changed(state.written, at, new))
 
@@ -178,7 +198,7 @@ class Protocol:
         """Ask the old owner for the key, with a list of the home."""
         at = (version - 1) % self.owners
         owner = state.written[at]
-        if owner.version in state.offs:
+        if at in state.removed or owner.version in state.offs:
             return state  # It has no list, so the proxy gets no proof.
         if self.has_fence and owner.version < version:
             state = self.deliver(state, at, version, is_open=True)
@@ -220,7 +240,10 @@ class Protocol:
     def report(self, state: State, at: int) -> State:
         """Report to the home that a broker group has no key from before the list of the home."""
         owner = state.committed[at] if self.reports_committed else state.written[at]
-        if at not in state.waits_for or owner.version != state.version:
+        if owner.version != state.version:
+            return state
+        state = state._replace(removed=state.removed - {at})
+        if at not in state.waits_for:
             return state
         fenced_at = max(owner.fenced_at, state.written[at].fenced_at)
         if state.is_on and self.waits_for_window and state.now < fenced_at + WINDOW:
@@ -311,6 +334,8 @@ def test_spread_never_accepts_a_key_twice(
         ("waits_for_off", begin(3), stores_twice),
         ("waits_for_old_owner", begin(2), loses),
         ("reports_committed", begin(2), loses),
+        ("forgets_other_start", begin(3), loses),
+        ("waits_for_removed", begin(2), loses),
     ],
 )
 def test_a_spread_without_one_part_breaks_the_guarantee(

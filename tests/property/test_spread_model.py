@@ -3,8 +3,9 @@
 The model knows each key of each committed message, and what keeps it. No broker group may store a
 key that the cluster knows. `test_spread_exploration.py` tries all orders of few events; here the
 engines run, with windows, delayed messages, both modes, and broker groups that join and drain.
-Deduplication is turned off and on again. While it is off, the model checks nothing. When it is on
-again, all keys are free.
+Deduplication is turned off and on again. While it is off, the model checks nothing, and broker
+groups are removed by force; they join again with their old store. When it is on again, all keys are
+free.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.seeds import seeds
-from tests.support.worlds.spread_world import SpreadWorld
+from tests.support.worlds.spread_world import HOME, SpreadWorld
 from tidemill.broker.engine.dedup.deduplication import RepeatedSend
 from tidemill.broker.engine.metadata.dedup_policy import DedupMode, KeyPlacement
 from tidemill.common.errors import Conflict, KeyOwnerChanged
@@ -41,6 +42,7 @@ WEIGHTS = {
     "cancel": 3,
     "disturb": 4,
     "off": 2,
+    "remove": 10,
     "on": 10,
 }
 
@@ -73,7 +75,7 @@ class Model:
         self.lists = [0] * PROXIES  # numbers of snapshots
         self.proofs: list[tuple[str, str, int]] = []  # broker group, key, version
         kinds = ("stored", "repeated", "rejected", "moved", "closed", "on", "not on yet")
-        self.counts = dict.fromkeys(kinds, 0)
+        self.counts = dict.fromkeys((*kinds, "removed", "joined again"), 0)
 
     @property
     def now_ms(self) -> int:
@@ -136,10 +138,23 @@ class Model:
                 cluster.home.turn_off()
                 cluster.note_snapshot()
                 self.keys = {}
+            case "remove":
+                self.remove()
             case "on":
                 self.turn_on()
             case "disturb":
                 self.disturb(random.choice(list(cluster.worlds)))
+
+    def remove(self) -> None:
+        """Remove a broker group by force while deduplication is off."""
+        waited_for = self.cluster.topic().placement.before
+        if not self.is_on and waited_for:
+            self.cluster.remove(self.random.choice(waited_for))
+            self.counts["removed"] += 1
+
+    def is_reachable(self, name: str) -> bool:
+        """Whether proxies have a link to a broker group: it is the home or a member."""
+        return name == HOME or name in self.cluster.delivered
 
     def turn_on(self) -> None:
         """Turn deduplication on again, unless a broker group may know older keys."""
@@ -172,6 +187,7 @@ class Model:
         members = self.cluster.home.engine.catalog.membership.groups
         name = self.random.choice(("broker-1", "broker-2"))
         if name not in self.cluster.delivered:
+            self.counts["joined again"] += bool(self.cluster.worlds[name].engine.catalog.topics)
             self.cluster.join(name)
         elif members[name].state == "draining":
             groups.add(name, members[name].address, self.now_ms)
@@ -186,6 +202,8 @@ class Model:
         old_owner = owner_of_key(key.encode(), placement.before or placement.groups)
         version = 0
         if owner != old_owner:
+            if not self.is_reachable(old_owner):
+                return
             try:
                 found = self.cluster.look_up(old_owner, key, placement)
             except KeyOwnerChanged:
@@ -213,7 +231,7 @@ class Model:
         key = self.random.choice(KEYS)
         owner = owner_of_key(key.encode(), placement.groups)
         old_owner = owner_of_key(key.encode(), placement.before or placement.groups)
-        if owner == old_owner:
+        if owner == old_owner or not self.is_reachable(old_owner):
             return
         is_committed = self.random.random() < 0.7
         try:
@@ -234,6 +252,8 @@ class Model:
             self.store(owner, key, text, version)
 
     def store(self, owner: str, key: str, text: str, version: int) -> None:
+        if not self.is_reachable(owner):
+            return
         world, random = self.cluster.worlds[owner], self.random
         is_delayed = random.random() < 0.4
         due_at_ms = self.now_ms + random.randrange(1, 2 * WINDOW_MS) if is_delayed else None

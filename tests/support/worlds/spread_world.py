@@ -58,6 +58,16 @@ class SpreadWorld:
         )
         self.deliver(name)
 
+    def remove(self, name: str) -> None:
+        """Remove a lost broker group by force; it keeps its store."""
+        groups = self.home.engine.broker_groups
+        groups.drain(name, self.home.now_ms)
+        for _ in groups.remove(name, self.home.now_ms):
+            pass
+        self.home.commit()
+        self.note_snapshot()
+        del self.delivered[name]
+
     def report_levels(self) -> None:
         """Report the feature levels of all broker groups to the home."""
         for name, world in self.worlds.items():

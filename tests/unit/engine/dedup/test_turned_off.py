@@ -9,9 +9,14 @@ import pytest
 
 from tests.support.worlds.dedup_world import DedupWorld
 from tests.support.worlds.engine_world import TOPIC
-from tests.support.worlds.spread_world import HOME, SpreadWorld
+from tests.support.worlds.spread_world import ADDRESSES, HOME, SpreadWorld
 from tidemill.broker.engine.dedup.old_keys import LOOK_PERIOD_MS
-from tidemill.broker.engine.metadata.dedup_policy import NO_PLACEMENT
+from tidemill.broker.engine.metadata.dedup_policy import (
+    NO_PLACEMENT,
+    KeyPlacement,
+    decode_placement,
+    placement_item,
+)
 from tidemill.broker.engine.metadata.transaction_policy import PolicyChange
 from tidemill.broker.server.wire import config_frames
 from tidemill.common.errors import Conflict, KeyOwnerChanged
@@ -175,11 +180,7 @@ def test_the_removal_of_a_lost_broker_group_allows_the_next_start() -> None:
     cluster = SpreadWorld()
     cluster.join("broker-2")
     turn_off(cluster)
-    groups = cluster.home.engine.broker_groups
-    groups.drain("broker-1", cluster.home.now_ms)
-    for _ in groups.remove("broker-1", cluster.home.now_ms):
-        pass
-    cluster.home.commit()
+    cluster.remove("broker-1")
     assert waited_for(cluster) == ()
     turn_on(cluster)
     assert cluster.topic().placement.groups == (HOME, "broker-2")
@@ -248,3 +249,119 @@ def test_the_frame_of_a_topic_names_the_broker_groups_that_the_home_waits_for() 
     turn_off(cluster)
     read = config_frames.read_topic(config_frames.topic_config(cluster.topic()))
     assert read == cluster.topic()
+
+
+def begin_without_member() -> tuple[SpreadWorld, str, KeyPlacement]:
+    """Turn deduplication off and on while broker group 1 is down and not a member.
+
+    Returns a key that broker group 1 still knows, and the list before.
+    """
+    cluster = SpreadWorld()
+    key, old = key_of(cluster, "broker-1"), cluster.topic().placement
+    cluster.send(key, "first", old)
+    turn_off(cluster)
+    cluster.remove("broker-1")
+    turn_on(cluster)
+    return cluster, key, old
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_broker_group_that_is_added_again_forgets_the_keys_of_an_earlier_start(
+    is_restarted: bool,
+) -> None:
+    """D-4: it was down from before the end until after the next start."""
+    cluster, key, _ = begin_without_member()
+    cluster.join("broker-1")
+    world = cluster.worlds["broker-1"]
+    if is_restarted:
+        world.checkpoint()
+        world.restart(power_cut=True)
+    assert world.rows() == []
+    cluster.report_levels()
+    cluster.send(key, "second", cluster.spread())
+    assert cluster.stored("broker-1") == 2
+    assert cluster.repeat(key, "third", cluster.topic().placement).message_id == "id-second"
+
+
+def test_a_broker_group_that_is_added_again_owns_no_keys_before_it_has_the_topics() -> None:
+    """Its feature level is unknown until it has received the configuration of the home."""
+    cluster = SpreadWorld()
+    turn_off(cluster)
+    cluster.remove("broker-1")
+    cluster.home.engine.broker_groups.add("broker-1", ADDRESSES["broker-1"], cluster.home.now_ms)
+    with pytest.raises(Conflict, match="broker groups are below it: broker-1"):
+        cluster.home.turn_on()
+    turn_on(cluster)
+    assert "broker-1" in cluster.topic().placement.groups
+
+
+def test_a_list_of_another_start_is_no_fence() -> None:
+    """The broker group may know keys of the earlier start, and would answer from them."""
+    cluster, key, old = begin_without_member()
+    new = replace(old, version=99, since=cluster.topic().placement.since, before=("broker-1",))
+    topic = cluster.topic("broker-1")
+    with pytest.raises(KeyOwnerChanged, match="another start of the deduplication"):
+        cluster.look_up("broker-1", key, new)
+    assert cluster.topic("broker-1") == topic
+
+
+def test_the_list_of_another_start_replaces_a_fence_of_any_version() -> None:
+    cluster = SpreadWorld()
+    key = key_of(cluster, "broker-1")
+    wrong = replace(cluster.topic().placement, version=99, before=("broker-1",))
+    cluster.look_up("broker-1", key, wrong)
+    turn_off(cluster)
+    cluster.remove("broker-1")
+    turn_on(cluster)
+    cluster.join("broker-1")
+    assert cluster.topic("broker-1").placement == cluster.topic().placement
+
+
+def test_a_restored_home_that_counts_to_the_same_start_ends_it_at_its_members() -> None:
+    """The backup is from before the first start, and the next one gets the same version."""
+    cluster = SpreadWorld()
+    key = key_of(cluster, "broker-1")
+    cluster.send(key, "first", cluster.topic().placement)
+    world = cluster.worlds["broker-1"]
+    for _ in world.engine.following.follow(
+        [cluster.topic()],
+        (),
+        deleted_topic_ids=(),
+        deleted_group_ids=(),
+        is_restored=True,
+        now_ms=world.now_ms,
+    ):
+        pass
+    world.commit()
+    assert world.rows() == []
+    cluster.send(key, "second", cluster.topic().placement)
+    assert cluster.stored("broker-1") == 2
+
+
+def test_spreads_and_removals_keep_the_start() -> None:
+    cluster = SpreadWorld(window_ms=1_000)
+    since = cluster.topic().placement.since
+    assert since == cluster.topic().version
+    key = key_of(cluster, "broker-1")
+    cluster.join("broker-2")
+    cluster.report_levels()
+    cluster.send(key, "first", cluster.topic().placement)
+    assert cluster.spread().since == since
+    assert len(cluster.worlds["broker-1"].rows()) == 1
+    cluster.advance(2 * LOOK_PERIOD_MS)
+    report(cluster, "broker-1")
+    cluster.advance(LOOK_PERIOD_MS)
+    assert cluster.topic().placement.before == ()
+    assert cluster.topic().placement.since == since
+    cluster.remove("broker-2")
+    assert cluster.topic().placement.since == since
+
+
+def test_the_frame_and_the_item_of_a_topic_have_the_start() -> None:
+    cluster = SpreadWorld()
+    topic = cluster.topic()
+    assert config_frames.read_topic(config_frames.topic_config(topic)) == topic
+    assert decode_placement(placement_item(topic.placement)) == topic.placement
+    cluster.home.checkpoint()
+    cluster.home.restart(power_cut=True)
+    assert cluster.topic() == topic

@@ -166,6 +166,8 @@ class BrokerGroups:
             if n % TOPICS_A_SLICE == 0:
                 yield
         self._administration.record({"op": "deleteBrokerGroup", "name": name}, now_ms)
+        # If it is added again, it becomes no owner of dedup keys before it has received the topics.
+        self.feature_levels.pop(name, None)
 
     def find_follower(self, name: str) -> BrokerGroup:
         """Return a member that is not the home; raises BrokerGroupNotFound, Conflict, Forbidden."""
@@ -215,4 +217,4 @@ def _without(placement: KeyPlacement, name: str, version: int) -> KeyPlacement:
         before = ()  # No key moves.
     if owners == placement.groups:
         version = placement.version
-    return KeyPlacement(groups=owners, version=version, before=before)
+    return replace(placement, groups=owners, version=version, before=before)

@@ -32,7 +32,8 @@ def with_dedup(topic: Topic, change: DedupChange, catalog: Catalog, config: Engi
     if topic.dedup is None:
         _check_forgotten(topic)
         names = [name for name, _ in catalog.membership.placements(1)]
-        placement = KeyPlacement(groups=tuple(names), version=topic.version)
+        since = topic.version if names else 0
+        placement = KeyPlacement(groups=tuple(names), version=topic.version, since=since)
     elif placement.before and policy.key_from is not topic.dedup.key_from:
         raise Conflict(
             f"a spread of the dedup keys of topic {topic.name!r} is open, and keyFrom"

@@ -179,10 +179,15 @@ class Following:
         if catalog.feature_level < DEDUP_LEVEL:
             topic = replace(topic, dedup=None, placement=NO_PLACEMENT)
         own = catalog.topics.get(own_id)
-        is_fenced = own is not None and own.placement.version > topic.version
-        if own is not None and is_fenced and topic.dedup is not None and not is_restored:
-            # Invariant: no older frame of the home undoes a fence that a proxy has relied on.
-            topic = replace(topic, placement=own.placement)
+        if own is not None and own.dedup is not None and topic.dedup is not None:
+            if is_restored or own.placement.since != topic.placement.since:
+                # Invariant: no key of an earlier start of deduplication answers a new message. A
+                # restored home may give another start the same version.
+                off = replace(topic, dedup=None, placement=NO_PLACEMENT)
+                self._administration.record(topic_item(off), now_ms)
+            elif own.placement.version > topic.version:
+                # Invariant: no older frame of the home undoes a fence that a proxy has relied on.
+                topic = replace(topic, placement=own.placement)
         if self._catalog.topics.get(own_id) != topic:
             self._administration.record(topic_item(topic), now_ms)
 

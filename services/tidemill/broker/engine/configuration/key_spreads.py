@@ -74,7 +74,7 @@ class KeySpreads:
                 f" end of their windows, of their delayed messages and of their transactions"
             )
         version = topic.version + 1
-        placement = KeyPlacement(groups=groups, version=version, before=owners)
+        placement = replace(topic.placement, groups=groups, version=version, before=owners)
         topic = replace(topic, version=version, placement=placement)
         if not is_dry:
             self._record(topic, now_ms)
@@ -138,10 +138,20 @@ class KeySpreads:
         """Store a newer list of owners, which a proxy has from the home; return the topic.
 
         Raises BadRequest. Raises KeyOwnerChanged at the home, which has the newest list, and at a
-        broker group that has missed very many changes of the topic.
+        broker group that has missed very many changes of the topic, or that deduplication was
+        turned off and on again: its keys are those of another start.
         """
         known = topic.placement
-        if topic.dedup is None or placement.version <= known.version:
+        if topic.dedup is None:
+            return topic
+        if placement.since != known.since:
+            raise KeyOwnerChanged(
+                f"broker group {self._catalog.broker_name} knows keys of another start of the"
+                f" deduplication of topic {topic.name}: it was turned on with version {known.since}"
+                f" of the topic there, and with {placement.since} in the list; send the message"
+                f" again"
+            )
+        if placement.version <= known.version:
             return topic
         if not topic.home_id:
             raise KeyOwnerChanged(

@@ -122,6 +122,9 @@ class KeyPlacement:
     version: int = 0  # a higher version replaces a lower one
     # While a spread is open: the owners before it, which may know keys that they no longer own.
     before: tuple[str, ...] = ()
+    # The version of the topic with which deduplication was turned on. A broker group forgets the
+    # keys of another start. 0: by a broker without a cluster, or deduplication is off.
+    since: int = 0
     # While a spread is open: when this broker group has recorded the list, by the clock of keys.
     fenced_at_ms: int = field(default=0, compare=False)
 
@@ -152,6 +155,8 @@ def placement_item(placement: KeyPlacement) -> dict[str, Any]:
     if placement.before:
         item["before"] = list(placement.before)
         item["fenced_at_ms"] = placement.fenced_at_ms
+    if placement.since:
+        item["since"] = placement.since
     return item
 
 

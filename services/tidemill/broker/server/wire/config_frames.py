@@ -80,7 +80,10 @@ def topic_config(topic: Topic) -> pb.TopicConfig:
 
 def _key_placement(placement: KeyPlacement) -> pb.KeyPlacement:
     return pb.KeyPlacement(
-        broker_groups=placement.groups, version=placement.version, before=placement.before
+        broker_groups=placement.groups,
+        version=placement.version,
+        before=placement.before,
+        since=placement.since,
     )
 
 
@@ -90,6 +93,7 @@ def read_key_placement(placement: pb.KeyPlacement) -> KeyPlacement:
         groups=tuple(placement.broker_groups),
         version=placement.version,
         before=tuple(placement.before),
+        since=placement.since,
     )
 
 
