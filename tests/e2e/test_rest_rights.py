@@ -40,12 +40,13 @@ class RestApi:
         self._url = f"{running.admin}/api/v1"
         self._http = http
 
-    def ask(self, user: str, operation: str, **body: Any) -> httpx.Response:
-        """Send a request with a JSON body."""
+    def ask(self, user: str, operation: str, *, key: str = "", **body: Any) -> httpx.Response:
+        """Send a request with a JSON body, and an Idempotency-Key if it is not empty."""
         method, _, path = operation.partition(" ")
         json = body if method in {"PUT", "POST"} else None
         auth = (user, SECRET) if user else None
-        return self._http.request(method, self._url + path, json=json, auth=auth)
+        headers = {"Idempotency-Key": key} if key else {}
+        return self._http.request(method, self._url + path, json=json, auth=auth, headers=headers)
 
     def passed(self, user: str, operation: str, **body: Any) -> dict[str, Any]:
         """Return the answer to an allowed request."""
@@ -308,12 +309,20 @@ def test_an_operation_belongs_to_its_starter(rest: RestApi) -> None:
     eventually(lambda: rest.passed("root", count, filter={})["count"] == 40)
     as_of_ms = rest.passed("changer", count, filter={})["asOfMs"]
     wanted = {"filter": {}, "asOfMs": as_of_ms, "maxCount": 40, "ratePerSecond": 1}
-    answer = rest.ask("changer", "POST /groups/halted/dead-letters:discard", **wanted)
-    assert answer.status_code == HTTPStatus.ACCEPTED, answer.text
-    id_ = answer.json()["operation"]["id"]
+    discard = "POST /groups/halted/dead-letters:discard"
+    answers = [rest.ask("changer", discard, key="k", **wanted) for _ in range(2)]
+    assert [one.status_code for one in answers] == [HTTPStatus.ACCEPTED] * 2, answers[0].text
+    [id_] = {one.json()["operation"]["id"] for one in answers}
+    # The key of another user is another key.
+    other = rest.ask("root", discard, key="k", **{**wanted, "ratePerSecond": 2})
+    assert other.status_code == HTTPStatus.ACCEPTED, other.text
+    other_id = other.json()["operation"]["id"]
+    assert other_id != id_
+    cancelled = rest.passed("root", f"POST /operations/{other_id}:cancel")["operation"]
+    assert [part["id"] for part in cancelled["brokers"]] == [other_id]
     entries = [{"resource": "Cluster:processes", "actions": ["Get"]}]
     rest.passed("root", "PUT /users/watcher", secret=SECRET, entries=entries)
-    for user, sees in (("changer", 1), ("watcher", 1), ("root", 1), ("owner", 0), ("stranger", 0)):
+    for user, sees in (("changer", 1), ("watcher", 2), ("root", 2), ("owner", 0), ("stranger", 0)):
         assert len(rest.passed(user, "GET /operations")["operations"]) == sees
         if not sees:
             rest.missing(user, f"GET /operations/{id_}")

@@ -6,12 +6,18 @@ import asyncio
 from typing import Any
 
 import pytest
+from fastapi import Request
 
 from tests.support.worlds.broker_groups import AUTHOR, cluster_of
 from tests.support.worlds.fake_calls import CallsByRequest
+from tidemill.admin.http.request_access import OPEN, RequestAccess, set_access
 from tidemill.admin.json.dead_letters import DeadLetterChangeView, DeadLettersRequest
 from tidemill.admin.messages.dead_letter_operations import COUNT_CALLS_MAX, settle_matching
+from tidemill.admin.routes.dead_letter_changes import operation_key_of
 from tidemill.common.errors import BrokerTimeout, BrokerUnreachable, Overloaded, ServiceError
+from tidemill.security.identities import User
+from tidemill.security.rights import Rights
+from tidemill.security.table import KnownUser, Mode
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
@@ -115,3 +121,24 @@ def test_an_operation_that_no_broker_group_begins_fails() -> None:
     bad.begin_error = Overloaded("16 operations run")
     with pytest.raises(Overloaded, match="16 operations"):
         settle(bad)
+
+
+# ------------------------------------------------------------ keys
+
+
+def key_of(access: RequestAccess, header: str | None) -> str | None:
+    scope: dict[str, Any] = {"type": "http", "headers": []}
+    set_access(scope, access)
+    return operation_key_of(Request(scope), header)
+
+
+def test_a_key_belongs_to_its_user() -> None:
+    first, second, again = (
+        RequestAccess(Mode.ON, is_super=False, known=KnownUser(User(name=name, id=n), Rights([])))
+        for n, name in enumerate(("a", "b", "a"), 1)
+    )
+    keys = [key_of(access, "replay-17") for access in (first, second, again, OPEN)]
+    assert len(set(keys)) == 4, "a user that was created again is another user"
+    assert key_of(first, "replay-17") == keys[0]
+    assert key_of(first, "replay-18") != keys[0]
+    assert key_of(first, None) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import blake2s
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
@@ -12,7 +13,7 @@ from tidemill.admin.audit.author import PUB, Author
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import UNREACHABLE_ERRORS, Brokers
 from tidemill.admin.http.problems import MEDIA_TYPE, PROBLEM_SCHEMA
-from tidemill.admin.http.request_access import READS, RequestAccess
+from tidemill.admin.http.request_access import READS, RequestAccess, access_of
 from tidemill.admin.json.dead_letters import (
     IDS_MAX,
     CopyTarget,
@@ -65,18 +66,25 @@ def operation_key_of(
         Header(
             alias=IDEMPOTENCY_KEY,
             description="Identifies the operation of a filter: 1 to 64 visible ASCII characters. A"
-            " repeated call returns the operation that the first one has begun.",
+            " repeated call by the same user returns the operation that the first one has begun.",
             examples=["replay-17"],
         ),
     ] = None,
 ) -> str | None:
-    """Return the only header Idempotency-Key. Raises BadRequest."""
+    """Return the key of the operation: of the header Idempotency-Key and the user.
+
+    The same header of another user is another key, so that no user learns of or joins the operation
+    of another user. Raises BadRequest.
+    """
     count = len(request.headers.getlist(IDEMPOTENCY_KEY))
     if count > 1:
         raise BadRequest(f"the request has {count} headers {IDEMPOTENCY_KEY}; send one")
     if header is not None and not OPERATION_KEY.fullmatch(header):
         raise BadRequest("the header Idempotency-Key has 1 to 64 visible ASCII characters")
-    return header
+    if header is None:
+        return None
+    text = f"{access_of(request).user_id} {header}"
+    return blake2s(text.encode(), digest_size=16).hexdigest()
 
 
 OperationKey = Annotated[str | None, Depends(operation_key_of)]
