@@ -59,8 +59,8 @@ class OperationView(Schema):
     skipped: int | None = Field(
         None,
         description="Of a finished operation: items that it did not change. Another call has"
-        " changed them, or retention has removed them. A replay also skips dead letters whose topic"
-        " was deleted, whose body is lost, or which are too large for a segment. They stay open.",
+        " changed them, or retention has removed them. A replay also skips dead letters of a"
+        " deleted topic, without a body, or too large for a segment. They stay open.",
     )
     rate_per_second: int = Field(description="Maximum number of items per second.")
     eta_ms: int | None = Field(
