@@ -9,13 +9,15 @@ from typing import Protocol, final
 
 import pytest
 
+from tests.support.settled_ranges import ranges_of
 from tests.support.worlds.engine_world import GROUP, TOPIC
 from tests.support.worlds.letter_world import DEAD, LetterWorld
 from tidemill.broker.engine.dead_letter.bulk import LetterCount, LetterFilter
 from tidemill.broker.engine.dead_letter.inspection import LetterQuery, LetterSearch, LetterSummary
 from tidemill.broker.engine.layout.operation import Operation, OperationKind, OperationState
-from tidemill.broker.engine.operation.runner import OperationRunner, WorkResult
-from tidemill.common.errors import Conflict
+from tidemill.broker.engine.metadata import settled_letters
+from tidemill.broker.engine.operation.runner import RETRY_MS, OperationRunner, WorkResult
+from tidemill.common.errors import Conflict, DiskFull, Repairing
 
 DISCARD = OperationKind.DISCARD
 COUNT = 200  # several slices
@@ -131,6 +133,40 @@ def test_an_operation_fails_if_its_topic_is_deleted(
     assert world.engine.operations.take_notices() == []
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_deleted_topic_is_not_stated_again(
+    monkeypatch: pytest.MonkeyPatch, *, is_deleted: bool
+) -> None:
+    monkeypatch.setattr(settled_letters, "RANGES_A_BLOCK", 2)
+    world = world_with(8)
+    for offset in range(0, 8, 2):
+        world.discard(offset)
+    end = world.engine.log.log_end
+    steps = world.engine.retention._restatement._restate_letters(end, world.now_ms)
+    next(steps)  # The first of two blocks.
+    if is_deleted:
+        delete(world)
+    before = world.engine.log.log_end
+    for _ in steps:
+        pass
+    assert (world.engine.log.log_end == before) == is_deleted
+    assert (world.engine.catalog.settled_letters.topic_ids == []) == is_deleted
+
+
+def test_a_restatement_leaves_out_the_letters_that_a_purge_has_removed() -> None:
+    world = world_with(8)
+    for offset in range(0, 8, 2):
+        world.discard(offset)
+    world.purge(DEAD, low=5)
+    end = world.engine.log.log_end
+    for _ in world.engine.retention._restatement._restate_letters(end, world.now_ms):
+        pass
+    topic = world.engine.catalog.find_topic(DEAD)
+    assert topic is not None
+    letters = world.engine.catalog.settled_letters
+    assert [one.begin for one in ranges_of(letters, topic.id)] == [6]
+
+
 # ------------------------------------------------------------ defects
 
 
@@ -173,6 +209,21 @@ def test_an_unexpected_error_fails_the_operation_alone() -> None:
     assert ended.error == "unexpected error: no entry; the broker's log has the details"
     (notice,) = runner.take_notices()
     assert (notice.operation_id, str(notice.defect)) == (one.id, "no entry")
+
+
+@pytest.mark.parametrize("error", [Repairing(), DiskFull("full")])
+def test_an_operation_tries_again_while_a_message_is_mended_or_the_disk_is_full(
+    error: Exception,
+) -> None:
+    world = world_with(3)
+    one = world.begin_operation(DISCARD)
+    runner = runner_of(world, error)
+    for _ in range(3):
+        run_slice(runner, world)
+        assert one.is_running
+        assert runner.next_due_ms(world.now_ms) == world.now_ms + RETRY_MS
+        world.now_ms += RETRY_MS
+    assert runner.take_notices() == []
 
 
 @pytest.mark.parametrize(

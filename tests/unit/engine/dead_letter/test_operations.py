@@ -24,6 +24,7 @@ from tidemill.broker.engine.layout.operation import (
 )
 from tidemill.broker.engine.layout.record import UnknownRecord
 from tidemill.broker.engine.metadata import operations as operations_module
+from tidemill.broker.engine.metadata import settled_letters
 from tidemill.broker.engine.metadata.operations import ENDED_KEPT_MS, RUNNING_MAX, Operations
 from tidemill.broker.engine.operation.runner import ITEMS_A_SLICE
 from tidemill.common.errors import OperationNotFound, Overloaded
@@ -49,6 +50,18 @@ def run(world: LetterWorld, one: Operation) -> Operation:
         world.now_ms += 10
         world.run_due()
     raise AssertionError("the operation does not end")
+
+
+def done_in_slices(world: LetterWorld, one: Operation, count: int) -> list[int]:
+    """Run some slices of each operation; return what one of them has done after each."""
+    done = []
+    for _ in range(count):
+        for _ in world.engine.operations.due_slices(world.now_ms, monotonic_ms=world.now_ms):
+            pass
+        done.append(one.done)
+        world.commit()
+        world.now_ms += 50
+    return done
 
 
 @pytest.mark.parametrize(("kind", "state"), [(REPLAY, "REPLAYED"), (DISCARD, "DISCARDED")])
@@ -96,14 +109,22 @@ def test_a_slice_is_bounded_and_other_operations_get_their_turns() -> None:
     world = world_with(60)
     first = world.begin_operation(DISCARD, rate_per_s=10_000)
     second = world.begin_operation(REPLAY, rate_per_s=10_000)
-    world.now_ms += 50
-    world.run_due()
-    assert 0 < first.done <= ITEMS_A_SLICE
-    assert 0 < second.done <= ITEMS_A_SLICE
+    assert done_in_slices(world, first, 2) == [1, 1 + ITEMS_A_SLICE]
+    assert 0 < second.done <= 1 + ITEMS_A_SLICE
     run(world, first)
     run(world, second)
     assert first.done + second.done == 60
     assert "OPEN" not in world.states()
+
+
+@pytest.mark.parametrize("kind", [REPLAY, DISCARD])
+def test_a_slice_ends_after_a_mebibyte(kind: OperationKind) -> None:
+    world = LetterWorld(segment_bytes=16 << 20, checkpoint_log_bytes=64 << 20)
+    world.topic(TOPIC)
+    world.dead(*(f"m{n}" for n in range(10)), size=300_000)
+    one = world.begin_operation(kind, rate_per_s=10_000)
+    assert done_in_slices(world, one, 3) == [1, 5, 9]  # The first one begins the pace.
+    assert run(world, one).done == 10
 
 
 def test_the_rate_bounds_the_changes_of_a_second() -> None:
@@ -152,15 +173,21 @@ def test_an_interrupted_operation_continues_and_repeats_no_item(
         assert world.drain() == [f"m{n}" for n in range(50)]
 
 
-def test_an_operation_survives_a_replay_from_the_state_floor() -> None:
+def test_an_operation_survives_a_replay_from_the_state_floor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As with more than 1,024 ranges: a restatement has several records.
+    monkeypatch.setattr(settled_letters, "RANGES_A_BLOCK", 2)
     world = LetterWorld(segment_bytes=64 << 10, checkpoint_log_bytes=32 << 10)
     world.topic(TOPIC)
     world.dead(*(f"m{n}" for n in range(30)))
+    for offset in range(0, 30, 3):
+        world.discard(offset)
     ended = run(world, world.begin_operation(DISCARD, to_ms=1))
     one = world.begin_operation(DISCARD, rate_per_s=10_000)
     world.now_ms += 50
     world.run_due()
-    done = one.done
+    done, states = one.done, world.states()
     for _ in range(4):
         world.send(*["gone"] * 8, topic="gone", size=8_000)
         world.purge("gone")
@@ -172,7 +199,8 @@ def test_an_operation_survives_a_replay_from_the_state_floor() -> None:
     assert world.engine.log.state_floor > one.id
     found = world.engine.operations
     assert (found.find(ended.id).state, found.find(one.id).done) == (DONE, done)
-    assert run(world, one).done == 30
+    assert world.states() == states
+    assert run(world, one).done == 20
     assert "OPEN" not in world.states()
 
 
@@ -217,6 +245,19 @@ def test_a_full_disk_pauses_a_replay() -> None:
     assert 0 < one.done < 6
     world.leave_room(10 << 20)
     assert run(world, one).done == 6
+
+
+def test_a_full_disk_pauses_a_discard() -> None:
+    world = LetterWorld(disk_reserve_bytes=400_000)
+    world.topic(TOPIC)
+    world.dead("a", "b")
+    one = world.begin_operation(DISCARD)
+    world.leave_room(0)
+    world.now_ms += SECOND_MS
+    world.run_due()
+    assert (one.is_running, one.done) == (True, 0)
+    world.leave_room(10 << 20)
+    assert run(world, one).done == 2
 
 
 def test_at_most_16_run_and_an_unknown_one_is_not_found() -> None:
