@@ -12,7 +12,7 @@ import pytest
 from tests.support.settled_ranges import ranges_of
 from tests.support.worlds.engine_world import GROUP, TOPIC
 from tests.support.worlds.letter_world import DEAD, LetterWorld
-from tidemill.broker.engine.dead_letter.bulk import LetterCount, LetterFilter
+from tidemill.broker.engine.dead_letter.bulk import LetterCount, LetterFilter, LetterMatches
 from tidemill.broker.engine.dead_letter.inspection import LetterQuery, LetterSearch, LetterSummary
 from tidemill.broker.engine.layout.operation import Operation, OperationKind, OperationState
 from tidemill.broker.engine.metadata import settled_letters
@@ -79,8 +79,11 @@ def test_a_list_and_a_summary_end_without_the_deleted_topic(
         assert reader.step()
     delete(world, new_count=new_count)
     queues = set(world.engine.catalog.queues)
+    more_slices = 0
     while reader.step():
-        pass
+        more_slices += 1
+    if slices:  # The reader knows the deleted topic, and looks at none of its other entries.
+        assert more_slices == 0
     if isinstance(reader, LetterSearch):
         assert len(reader.found) < COUNT
         assert not reader.has_more
@@ -131,6 +134,20 @@ def test_an_operation_fails_if_its_topic_is_deleted(
     (notice,) = world.engine.operations.take_notices()
     assert (notice.operation_id, notice.reason, notice.defect) == (one.id, ended.error, None)
     assert world.engine.operations.take_notices() == []
+
+
+def test_no_dead_letter_is_behind_the_end_of_the_queue() -> None:
+    world = world_with(2)
+    topic = world.engine.catalog.find_topic(DEAD)
+    assert topic is not None
+    for wanted in (LetterFilter(), LetterFilter(tag="red")):
+        catalog, letters = world.engine.catalog, world.engine.dead_letters
+        matches = LetterMatches(letters, catalog, topic, wanted, as_of_ms=world.now_ms)
+        assert [matches.find(offset) for offset in (2, 3, 1 << 40)] == [None] * 3
+        assert (matches.find(1) is None) == bool(wanted.tag)
+    for offset in (2, 3, 1 << 40):
+        with pytest.raises(LookupError, match="has no message at offset"):
+            world.engine.dead_letters.read(topic, offset)
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
