@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Path, Query
 
 from tidemill.admin.audit.access_reports import note_access
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import BrokerGroupClient
+from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize
 from tidemill.admin.http.request_access import READS
 from tidemill.admin.json.dead_letters import (
@@ -114,11 +114,9 @@ async def list_dead_letters(
     if group and not access.allows_group(READS, group):
         return DeadLetterPageView(dead_letters=[])  # As for a group without dead letters.
     if not group and access.is_limited:
-        numbers = pb.SummarizeDeadLettersRequest(without_causes=True)
-        counted = await cluster.call_all(calls.SUMMARIZE_DEAD_LETTERS, numbers)
-        groups = {one.group for _, reply in counted.answers for one in reply.groups}
+        groups, lost = await _groups_with_letters(cluster)
         if not any(access.allows_group(READS, name) for name in groups):
-            return DeadLetterPageView(dead_letters=[], unreachable=counted.unreachable or None)
+            return DeadLetterPageView(dead_letters=[], unreachable=lost or None)
     cursors = begin
 
     def ask(member: BrokerGroupClient) -> Awaitable[pb.ListDeadLettersReply]:
@@ -148,6 +146,13 @@ async def list_dead_letters(
         next_page_token=encode_token(request, cursors) if has_more else None,
         unreachable=sorted(unreachable) or None,
     )
+
+
+async def _groups_with_letters(cluster: Brokers) -> tuple[set[str], list[str]]:
+    """Return the consumer groups with dead letters, and the unreachable broker groups."""
+    request = pb.SummarizeDeadLettersRequest(without_causes=True)
+    found = await cluster.call_all(calls.SUMMARIZE_DEAD_LETTERS, request)
+    return {one.group for _, reply in found.answers for one in reply.groups}, found.unreachable
 
 
 @router.get("/dead-letters/summary", response_model_exclude_none=True)
