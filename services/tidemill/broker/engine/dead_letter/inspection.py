@@ -306,8 +306,10 @@ class LetterSearch:
 class LetterSummary:
     """The dead letters of all groups, in numbers: call `step` until it returns False."""
 
-    def __init__(self, inspection: LetterInspection) -> None:
+    def __init__(self, inspection: LetterInspection, *, with_causes: bool = True) -> None:
+        """Count also the causes of open dead letters, which reads them."""
         self._inspection = inspection
+        self._with_causes = with_causes
         self._topics = _TopicWalk(inspection.catalog, inspection.catalog.group_ids)
         self._walks: deque[tuple[Topic, int]] = deque()  # with the next offset, downwards
         self._scanned_left = SCANNED_MAX
@@ -329,7 +331,7 @@ class LetterSummary:
             counts = self._inspection.counts(topic)
             if counts.open or any(counts.settled):
                 self.groups.append(counts)
-            if counts.open:
+            if counts.open and self._with_causes:
                 queue = self._inspection.letters.queue_of(topic)
                 self._walks.append((topic, queue.max_offset - 1))
         return True

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from tidemill.broker.engine.dead_letter.inspection import (
     NO_END,
-    TOPICS_A_STEP,
     LetterCounts,
     LetterQuery,
     LetterSearch,
@@ -94,10 +92,10 @@ class DeadLetterAdmin:
         self, request: pb.SummarizeDeadLettersRequest
     ) -> pb.DeadLetterSummary:
         """Count the dead letters of all groups; each slice of it takes a round."""
-        if request.without_causes:
-            return await self._count_by_group()
+        with_causes = not request.without_causes
         summary = await read_in_round(
-            self._rounds, lambda engine, _turn: LetterSummary(engine.letter_inspection)
+            self._rounds,
+            lambda engine, _turn: LetterSummary(engine.letter_inspection, with_causes=with_causes),
         )
         await self._run(summary.step)
         return pb.DeadLetterSummary(
@@ -108,27 +106,6 @@ class DeadLetterAdmin:
             ],
             is_partial=summary.is_partial,
         )
-
-    async def _count_by_group(self) -> pb.DeadLetterSummary:
-        topics = deque(
-            await read_in_round(
-                self._rounds, lambda engine, _turn: engine.letter_inspection.topics()
-            )
-        )
-        reply = pb.DeadLetterSummary()
-
-        def step(engine: Engine, _turn: Turn) -> None:
-            for _ in range(min(len(topics), TOPICS_A_STEP)):
-                topic = topics.popleft()
-                if topic.id not in engine.catalog.topics:
-                    continue  # It was deleted between two slices.
-                counts = engine.letter_inspection.counts(topic)
-                if counts.open or any(counts.settled):
-                    reply.groups.append(_counts_of(counts))
-
-        while topics:
-            await read_in_round(self._rounds, step)
-        return reply
 
     async def _run(self, step: Callable[[], bool]) -> None:
         while await read_in_round(self._rounds, lambda _engine, _turn: step()):
