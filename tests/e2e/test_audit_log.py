@@ -159,6 +159,11 @@ async def change_groups(world: World, client: Api) -> None:
     act("releaseDeliveries", "Group:billing", "Update", "billing", body={"topic": "orders"})
     reset = {"topic": "orders", "to": "earliest"}
     act("resetOffset", "Group:billing", "Update", "billing", body=reset)
+    act("pauseGroup", "Group:billing", "Update", "billing", body={"reason": "a test"})
+    act("resumeGroup", "Group:billing", "Update", "billing")
+    level = {"level": "debug", "forMs": 60_000}
+    done = "begun", "ok"
+    act("setLogLevel", "Process:broker-0", "Update", "broker-0", body=level, results=done)
     stored = await client.stub.UpdateOffset(
         service.UpdateOffsetRequest(
             group=v2.Resource(name="billing"),
