@@ -107,7 +107,8 @@ class BrokerClient:
                 await self._wait_until_connected(end_s)
             try:
                 method = call.method(self._stubs)
-                return await self._call_once(method, request, timeout_s or self._timeout_s)
+                limit_s = timeout_s or call.timeout_s or self._timeout_s
+                return await self._call_once(method, request, limit_s)
             except errors.UnavailableError as error:
                 is_time_up = loop.time() + RETRY_PERIOD_S >= end_s
                 if is_time_up or not self._may_repeat(

@@ -41,6 +41,7 @@ class BrokerCall(Generic[Q, A]):
 
     method: Callable[[BrokerStubs], UnaryMethod[Q, A]]
     is_idempotent: bool
+    timeout_s: float | None = None  # None: that of the client
 
     def may_repeat(self, request: Q) -> bool:
         """Return whether the client repeats the request after a lost connection."""
@@ -55,8 +56,10 @@ def _put(method: Callable[[BrokerStubs], UnaryMethod[Q, A]]) -> BrokerCall[Q, A]
     return BrokerCall(method, is_idempotent=True)
 
 
-def _read(method: Callable[[BrokerStubs], UnaryMethod[Q, A]]) -> BrokerCall[Q, A]:
-    return BrokerCall(method, is_idempotent=True)
+def _read(
+    method: Callable[[BrokerStubs], UnaryMethod[Q, A]], *, timeout_s: float | None = None
+) -> BrokerCall[Q, A]:
+    return BrokerCall(method, is_idempotent=True, timeout_s=timeout_s)
 
 
 # Topics and consumer groups.
@@ -133,5 +136,7 @@ GET_BROKER_STATUS = _read(lambda stubs: stubs.admin.GetBrokerStatus)
 ADD_BROKER_GROUP = _change(lambda stubs: stubs.admin.AddBrokerGroup)
 DRAIN_BROKER_GROUP = _change(lambda stubs: stubs.admin.DrainBrokerGroup)
 REMOVE_BROKER_GROUP = _change(lambda stubs: stubs.admin.RemoveBrokerGroup)
-LIST_PROXIES = _read(lambda stubs: stubs.admin.ListProxies)
+# A healthy broker answers in milliseconds, and most proxies are at several brokers. A broker that
+# hangs must not delay questions to proxies.
+LIST_PROXIES = _read(lambda stubs: stubs.admin.ListProxies, timeout_s=1.0)
 ASK_PROXY = _change(lambda stubs: stubs.admin.AskProxy)

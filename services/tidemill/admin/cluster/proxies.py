@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.broker_client import BrokerClient
-from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
+from tidemill.admin.cluster.brokers import Brokers
 from tidemill.common.errors import (
     BrokerTimeout,
     BrokerUnreachable,
@@ -27,7 +27,6 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 # A proxy lists 100,000 clients in a tenth of a second besides its traffic.
 LIST_TIMEOUT_MS: Final = 3_000
-FIND_S: Final = 1.0  # for the list of the proxies of a broker
 CLIENTS_NAMED_MAX = 100  # in the answer of a deletion
 # In addition to the timeout of the client, for the network and the relays.
 RELAY_TIMEOUT_MS: Final = 1_000
@@ -85,20 +84,8 @@ class ConnectedClientPage(NamedTuple):
 
 
 async def find_proxies(brokers: Brokers) -> ProxyRoutes:
-    """Ask all brokers for their proxies. The first broker that knows a proxy relays to it.
-
-    A healthy broker answers in milliseconds, and most proxies are at several brokers. So a broker
-    that hangs does not delay questions to proxies for long.
-    """
-
-    async def ask(member: BrokerGroupClient) -> pb.ProxyList:
-        try:
-            async with asyncio.timeout(FIND_S):
-                return await member.client.call(calls.LIST_PROXIES, pb.ListProxiesRequest())
-        except TimeoutError:
-            raise BrokerTimeout(f"{member.name} did not list its proxies in time") from None
-
-    lists = await brokers.ask_all(ask)
+    """Ask all brokers for their proxies. The first broker that knows a proxy relays to it."""
+    lists = await brokers.call_all(calls.LIST_PROXIES, pb.ListProxiesRequest())
     found: dict[bytes, ProxyRoute] = {}
     for broker, reply in lists.answers:
         via = (await brokers.member(broker)).client
