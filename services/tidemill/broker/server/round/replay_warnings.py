@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, final
 
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.server.round.polled_filters import FILTER_LIFE_MS
-from tidemill.common.times import utc
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
@@ -42,8 +42,10 @@ class ReplayWarnings:
         group = self._engine.catalog.groups[group_id]
         if group.paused is None or not group.is_paused(self._turn.now_ms):
             return []
-        end = utc(group.paused.until_ms)
-        return [f"group {group.name} is paused until {end}: it gets the messages after that"]
+        # A pause is at most 30 days long. `common.times` imports the library of the command line.
+        end = datetime.fromtimestamp(group.paused.until_ms // 1_000, UTC)
+        shown = f"{end:%Y-%m-%d %H:%M:%S}Z"
+        return [f"group {group.name} is paused until {shown}: it gets the messages after that"]
 
     def _of_pair(self, group_id: GroupId, topic_id: TopicId, tags: set[str]) -> list[str]:
         group = self._engine.catalog.groups[group_id]
