@@ -7,7 +7,7 @@ contexts:
 prod:
 address: https://prod:8080         of the admin API
 caFile: /etc/tidemill/ca.pem       optional
-credentialsFile: /home/ops/prod    optional: as ~/.config/tidemill/credentials
+credentialsFile: /etc/tidemill/ops  optional: as ~/.config/tidemill/credentials
 protected: true                    changes ask for the name; default: false
 """
 

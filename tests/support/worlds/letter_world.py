@@ -1,4 +1,4 @@
-"""A world whose consumer group fails messages, and whose operator settles the dead letters."""
+"""A world in which a consumer group fails messages, and an operator settles the dead letters."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ STRANGER = RequestAccess(Mode.ON, is_super=False)
 
 
 class Sees:
-    """A user who may see some consumer groups."""
+    """A user with rights on some consumer groups."""
 
     is_limited = True
 
@@ -34,7 +34,7 @@ class Sees:
 
 
 class ScanningGroup(CallsByRequest):
-    """A broker group with dead letters of one consumer group, none of which matches."""
+    """A broker group with dead letters of one consumer group. No filter matches them."""
 
     def __init__(self) -> None:
         self.scans = 0

@@ -1,4 +1,4 @@
-"""The exit status of a command whose answer lacks the part of an unreachable broker group."""
+"""The exit status of a command without the answer of an unreachable broker group."""
 
 from __future__ import annotations
 
