@@ -196,6 +196,10 @@ class AlreadyExists(RequestError):
     """The resource exists, and the request may only create it."""
 
 
+class PreconditionFailed(RequestError):
+    """The resource has another version than the request expects."""
+
+
 class Banned(Unauthorized):
     """An operator has banned the user, the client or the address."""
 
@@ -414,6 +418,7 @@ CODES: dict[type[ServiceError], Codes] = {
     MessageBodyEmpty: Codes(41302, HTTPStatus.BAD_REQUEST),
     Conflict: Codes(42800, HTTPStatus.CONFLICT),
     AlreadyExists: Codes(42800, HTTPStatus.CONFLICT),
+    PreconditionFailed: Codes(42800, HTTPStatus.PRECONDITION_FAILED),
     Overloaded: Codes(42900, HTTPStatus.TOO_MANY_REQUESTS),
     PropertiesTooLarge: Codes(43101, HTTPStatus.BAD_REQUEST),
     DiskFull: Codes(50001, HTTPStatus.INSUFFICIENT_STORAGE),

@@ -13,8 +13,8 @@ from fastapi.responses import RedirectResponse, Response
 
 from tidemill.admin.console.forms import Field, InvalidField, joined, read_form, texts_of, values_of
 from tidemill.admin.console.page import ROOT, Values, answer, html, rest_of, segment
-from tidemill.admin.console.rest_calls import CallProblem, Document, RestCalls
 from tidemill.admin.console.results import Result, Results
+from tidemill.admin.http.rest_calls import CallProblem, Document, RestCalls
 
 Rows = list[tuple[str, str]]
 SENT: Final = "sent"  # the name of the field that tells a sent form from a first visit

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 from fastapi import Request
 from starlette.datastructures import QueryParams
 
-from tidemill.admin.console.rest_calls import Document
+from tidemill.admin.http.rest_calls import Document
 
 FIELDS_MAX: Final = 200  # of one form
 

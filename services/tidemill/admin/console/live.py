@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, final
 
 import structlog
 
-from tidemill.admin.console.rest_calls import CallProblem
+from tidemill.admin.http.rest_calls import CallProblem
 from tidemill.common.errors import Overloaded
 
 STREAMS_MAX: Final = 200

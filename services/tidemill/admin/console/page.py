@@ -16,8 +16,8 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from tidemill.admin.console.forms import Field, FieldKind, InvalidField
 from tidemill.admin.console.rendering import render
-from tidemill.admin.console.rest_calls import CallProblem, Document, RestCalls
 from tidemill.admin.http.browser_defences import POLICY
+from tidemill.admin.http.rest_calls import CallProblem, Document, RestCalls
 
 ROOT: Final = "/ui"
 LOGIN: Final = f"{ROOT}/login"

@@ -44,8 +44,8 @@ from tidemill.admin.console.pages import (
     topics,
 )
 from tidemill.admin.console.rendering import render_block
-from tidemill.admin.console.rest_calls import CallProblem
 from tidemill.admin.console.results import Results
+from tidemill.admin.http.rest_calls import CallProblem
 from tidemill.common.errors import BadRequest
 
 FILES: Final = f"{ROOT}/files"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -13,18 +15,24 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
+from tidemill.admin.http.nearest import NAME_CHARS_MAX, nearest_name
+from tidemill.admin.http.preconditions import current_of
+from tidemill.admin.http.request_access import READS, access_of
 from tidemill.common.errors import (
     CODES,
     INTERNAL,
     BadRequest,
+    GroupNotFound,
     IdempotencyMismatch,
+    PreconditionFailed,
     ServiceError,
+    TopicNotFound,
     codes_of,
 )
 
 MEDIA_TYPE = "application/problem+json"
 BLANK: Final = "about:blank"  # type of a problem that its status tells
-RETRY_AFTER_S = "1"  # for temporary errors
+RETRY_AFTER_S: Final = 1  # for temporary errors
 # Errors that a program handles by their type, since others have the same status.
 TYPES: Final[dict[type[ServiceError], str]] = {IdempotencyMismatch: "idempotency-mismatch"}
 # Number of errors of a request in its answer.
@@ -32,6 +40,9 @@ REASONS_MAX = 5
 REASON_CHARS_MAX = 500  # of each error, including names from the request
 
 _JSON = re.compile(r"application/(.*\+)?json\s*(;.*)?", re.IGNORECASE)
+
+_COMMAND: Final = re.compile(r"`(tidemill [^`]+)`")
+_QUOTED: Final = re.compile(r"'([^']+)'")
 
 log = structlog.get_logger()
 
@@ -44,6 +55,18 @@ class ProblemView(BaseModel):
     status: int = Field(description="HTTP status of the response.")
     detail: str = Field(description="What failed, why, and what to do.")
     code: int = Field(description="Code of apache.rocketmq.v2 for the same error.")
+    field: str | None = Field(None, description="The first wrong field or parameter, if one is.")
+    retry_after_ms: int | None = Field(
+        None,
+        alias="retryAfterMs",
+        description="Time after which the same request may succeed. Missing if it never does.",
+    )
+    command: str | None = Field(None, description="The command that helps, if there is one.")
+    current: dict[str, Any] | None = Field(
+        None,
+        description="With 412: the present document of the resource. Missing if it does not exist,"
+        " or if the caller may not see it.",
+    )
 
 
 # Reference to the schema of problem documents, for answers with a status of their own.
@@ -58,14 +81,15 @@ def add_problem_handlers(app: FastAPI) -> None:
     """Answer every error with a problem document."""
 
     @app.exception_handler(ServiceError)
-    async def on_service_error(_request: Request, error: ServiceError) -> JSONResponse:
+    async def on_service_error(request: Request, error: ServiceError) -> JSONResponse:
         codes = codes_of(error)
         return problem(
             codes.http,
             type(error).__name__,
-            error.message,
+            with_nearest_name(request, error),
             codes.rocketmq,
             type_=TYPES.get(type(error), BLANK),
+            current=await current_of(request) if isinstance(error, PreconditionFailed) else None,
         )
 
     @app.exception_handler(RequestValidationError)
@@ -82,15 +106,15 @@ def add_problem_handlers(app: FastAPI) -> None:
             return problem(status, status.phrase, detail, status * 100)
         errors = error.errors()
         reasons = [
-            f"{'.'.join(str(part) for part in item['loc'][1:]) or 'body'}: {item['msg']}"[
-                :REASON_CHARS_MAX
-            ]
+            f"{_place(item) or 'body'}: {item['msg']}"[:REASON_CHARS_MAX]
             for item in errors[:REASONS_MAX]
         ]
         if len(errors) > REASONS_MAX:
             reasons.append(f"and {len(errors) - REASONS_MAX} more")
         code = CODES[BadRequest].rocketmq
-        return problem(HTTPStatus.BAD_REQUEST, "BadRequest", "; ".join(reasons), code)
+        field = _place(errors[0], with_unknown=True)[:NAME_CHARS_MAX] or None
+        detail = "; ".join(reasons)
+        return problem(HTTPStatus.BAD_REQUEST, "BadRequest", detail, code, field=field)
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:
@@ -120,12 +144,56 @@ def add_problem_handlers(app: FastAPI) -> None:
 
 
 def problem(
-    status: HTTPStatus, title: str, detail: str, code: int, *, type_: str = BLANK
+    status: HTTPStatus,
+    title: str,
+    detail: str,
+    code: int,
+    *,
+    type_: str = BLANK,
+    field: str | None = None,
+    current: dict[str, Any] | None = None,
 ) -> JSONResponse:
     """Render a problem document."""
-    document = ProblemView(type=type_, title=title, status=status, detail=detail, code=code)
-    headers = {"Retry-After": RETRY_AFTER_S} if status in _RETRIABLE else None
-    return JSONResponse(document.model_dump(), status, headers, MEDIA_TYPE)
+    command = _COMMAND.search(detail)
+    document = ProblemView(
+        type=type_,
+        title=title,
+        status=status,
+        detail=detail,
+        code=code,
+        field=field,
+        retryAfterMs=RETRY_AFTER_S * 1_000 if status in _RETRIABLE else None,
+        command=command and command.group(1),
+        current=current,
+    )
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status in _RETRIABLE else None
+    shown = document.model_dump(by_alias=True, exclude_none=True)
+    return JSONResponse(shown, status, headers, MEDIA_TYPE)
 
 
 _RETRIABLE = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+
+
+def _place(error: Mapping[str, Any], *, with_unknown: bool = False) -> str:
+    """Return the path of a wrong field in the request. Optionally with the unknown name itself."""
+    parts = [str(part) for part in error["loc"][1:]]
+    if with_unknown and (unknown := error.get("ctx", {}).get("field")):
+        parts.append(str(unknown))
+    return ".".join(parts)
+
+
+def with_nearest_name(request: Request, error: ServiceError) -> str:
+    """Return the text of an error about a missing topic or consumer group, with the nearest name.
+
+    Only names that the caller may see are compared.
+    """
+    is_topic = isinstance(error, TopicNotFound)
+    named = _QUOTED.search(error.message)
+    numbers = request.app.state.activity.read().numbers
+    if named is None or numbers is None or not (is_topic or isinstance(error, GroupNotFound)):
+        return error.message
+    access = access_of(request)
+    may_see = access.allows_topic if is_topic else access.allows_group
+    known: Iterable[str] = numbers.topics if is_topic else numbers.groups
+    near = nearest_name(named.group(1), known, may_show=functools.partial(may_see, READS))
+    return error.message if near is None else f"{error.message}; did you mean {near!r}?"

@@ -21,8 +21,16 @@ if TYPE_CHECKING:
 _EITHER: Final = (Action.CREATE, Action.UPDATE)
 
 
-def allowed_existence(access: RequestAccess, resource: Resource) -> pb.Existence.ValueType:
-    """Return whether the resource may, must or must not exist. Raises Forbidden."""
+def allowed_existence(
+    access: RequestAccess, resource: Resource, *, is_new: bool
+) -> pb.Existence.ValueType:
+    """Return whether the resource may, must or must not exist. Raises Forbidden.
+
+    `is_new`: the request may only create it.
+    """
+    if is_new:
+        access.require(Action.CREATE, resource)
+        return pb.EXISTENCE_MUST_BE_NEW
     access.require(_EITHER, resource)
     if not access.allows(Action.CREATE, resource):
         return pb.EXISTENCE_MUST_EXIST

@@ -6,15 +6,15 @@ from the routes, has the known parameters of each call.
 
 from __future__ import annotations
 
-import difflib
-from typing import Any, final
+from typing import Any, Final, final
 
 from fastapi import Request
 from fastapi.routing import APIRoute
 
+from tidemill.admin.http.nearest import nearest_field, unknown_text
 from tidemill.common.errors import BadRequest
 
-NAME_CHARS_MAX = 64  # of a parameter name in an error; known names are shorter
+PARAMETER: Final = "query parameter"
 
 
 @final
@@ -42,22 +42,11 @@ class KnownParameters:
 
 
 def _reason(name: str, known: list[str], body_fields: list[str]) -> str:
-    reason = f"unknown query parameter {name[:NAME_CHARS_MAX]!r}, so nothing was done"
-    if nearest := _find_nearest(name, known):
-        return f"{reason}; did you mean {nearest!r}?"
-    if nearest := _find_nearest(name, body_fields):
-        return f"{reason}; {nearest!r} belongs in the body"
+    if nearest_field(name, known) is None and (near := nearest_field(name, body_fields)):
+        return f"{unknown_text(PARAMETER, name, ())}; {near!r} belongs in the body"
     if known:
-        return f"{reason}; known are {', '.join(known)}"
-    return f"{reason}; this call has no query parameters"
-
-
-def _find_nearest(name: str, names: list[str]) -> str | None:
-    # dry_run and DRYRUN are misspellings of dryRun.
-    by_lower_case = {each.lower(): each for each in names}
-    normalized = name[:NAME_CHARS_MAX].replace("_", "").replace("-", "").lower()
-    found = difflib.get_close_matches(normalized, by_lower_case, n=1)
-    return by_lower_case[found[0]] if found else None
+        return unknown_text(PARAMETER, name, known)
+    return f"{unknown_text(PARAMETER, name, ())}; this call has no query parameters"
 
 
 def _body_fields_of(call: dict[str, Any], document: dict[str, Any]) -> list[str]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from tidemill.admin.json.schema import NEXT_PAGE, UNREACHABLE, Schema
+from tidemill.admin.json.schema import NEXT_PAGE, UNREACHABLE, AnyCaseEnum, Schema
 
 
-class AuditKindView(StrEnum):
+class AuditKindView(AnyCaseEnum):
     """The kinds of records."""
 
     CHANGE = "change"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TypeAlias
 
 from pydantic import Field, StrictBool, StrictInt
 
-from tidemill.admin.json.schema import NEXT_PAGE, Schema, Text
+from tidemill.admin.json.schema import NEXT_PAGE, AnyCaseEnum, Schema, Text
 from tidemill.admin.json.security import Source, SubjectName
 from tidemill.security.bans import REASON_CHARS_MAX
 
 YEAR_MS = 365 * 86_400_000
 
 
-class BanKindView(StrEnum):
+class BanKindView(AnyCaseEnum):
     """The kind of a banned subject."""
 
     USER = "user"

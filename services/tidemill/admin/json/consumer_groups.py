@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt
@@ -17,9 +16,11 @@ from tidemill.admin.json.schema import (
     EXACT_MAX,
     NEXT_PAGE,
     UNREACHABLE,
+    AnyCaseEnum,
     ExclusiveSchema,
     IsoTime,
     LimitedSize,
+    LowerCase,
     Millis,
     Schema,
     Text,
@@ -37,7 +38,7 @@ PRIORITY_FACTOR = (
 REQUESTED_DRY_RUN = "Check the request and answer without a change."
 
 
-class DeliveryOrder(StrEnum):
+class DeliveryOrder(AnyCaseEnum):
     """Delivery order of the messages of a queue."""
 
     CONCURRENT = "CONCURRENT"
@@ -81,7 +82,7 @@ class ConsumerGroupSettings(Schema):
         None, ge=1, le=1000, description=f"{MAX_ATTEMPTS} Default: 17."
     )
     retry: RetryPolicyView | None = Field(None, description=f"{RETRY} Default: 10 s to 2 h.")
-    start_from: Literal["earliest", "latest"] | None = Field(
+    start_from: Annotated[Literal["earliest", "latest"], LowerCase] | None = Field(
         None,
         description=f"{START_FROM} It can change until the group has begun to read; then 409."
         " Default: earliest.",
@@ -246,7 +247,7 @@ class OffsetResetRequest(ExclusiveSchema):
         description="The first message stored at or after this time (Unix, ms).",
     )
     timestamp: IsoTime | None = Field(None, description="The same as a time with a zone.")
-    to: Literal["earliest", "latest"] | None = Field(
+    to: Annotated[Literal["earliest", "latest"], LowerCase] | None = Field(
         None, description="The begin or the end of the topic."
     )
     offset: StrictInt | None = Field(

@@ -17,6 +17,7 @@ from tidemill.admin.json.schema import (
     EXACT_MAX,
     NEXT_PAGE,
     UNREACHABLE,
+    AnyCaseEnum,
     ExclusiveSchema,
     LimitedSize,
     Schema,
@@ -36,7 +37,7 @@ _TOPIC = "Topic that the message was sent to."
 _TRUE: Final = {"const": True}
 
 
-class DeadLetterStateView(StrEnum):
+class DeadLetterStateView(AnyCaseEnum):
     """The state of a dead letter. REPLAYED and DISCARDED are final."""
 
     OPEN = "OPEN"
@@ -44,7 +45,7 @@ class DeadLetterStateView(StrEnum):
     DISCARDED = "DISCARDED"
 
 
-class DeadLetterReason(StrEnum):
+class DeadLetterReason(AnyCaseEnum):
     """Why a message is a dead letter."""
 
     ATTEMPTS_EXHAUSTED = "ATTEMPTS_EXHAUSTED"
@@ -64,7 +65,7 @@ class DeadLetterOutcome(StrEnum):
     NOT_FOUND = "NOT_FOUND"
 
 
-class CopyTarget(StrEnum):
+class CopyTarget(AnyCaseEnum):
     """Who receives a copy of a dead letter."""
 
     GROUP = "group"

@@ -6,12 +6,12 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from tidemill.admin.json.schema import BY, DRY_RUN, NEXT_PAGE, UNREACHABLE, Schema
+from tidemill.admin.json.schema import BY, DRY_RUN, NEXT_PAGE, UNREACHABLE, AnyCaseEnum, Schema
 
 _EXAMPLE = "broker-0:52326"
 
 
-class OperationStateView(StrEnum):
+class OperationStateView(AnyCaseEnum):
     """The state of an operation. All states but RUNNING are final."""
 
     RUNNING = "RUNNING"

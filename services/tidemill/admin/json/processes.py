@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tidemill.admin.json.schema import UNREACHABLE, Schema
+from tidemill.admin.json.schema import UNREACHABLE, LowerCase, Schema
 
 NAME = Field(description="Name of the process.", examples=["proxy-0"])
 
@@ -64,7 +64,7 @@ class SettingListView(Schema):
 class LogLevelRequest(Schema):
     """A new log level of a process."""
 
-    level: Literal["debug", "info", "warning", "error"] | None = Field(
+    level: Annotated[Literal["debug", "info", "warning", "error"], LowerCase] | None = Field(
         None,
         description="Lowest severity of log lines. Missing: the level of the settings of the"
         " process.",

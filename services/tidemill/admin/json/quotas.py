@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from pydantic import Field, StrictInt
 
-from tidemill.admin.json.schema import NEXT_PAGE, Schema
+from tidemill.admin.json.schema import NEXT_PAGE, AnyCaseEnum, Schema
 from tidemill.security.quotas import LIMIT_MAX, STOCK_MAX
 
 
-class QuotaKindView(StrEnum):
+class QuotaKindView(AnyCaseEnum):
     """The kind of a subject with a quota."""
 
     USER = "user"

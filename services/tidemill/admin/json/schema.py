@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from itertools import combinations
 from typing import Annotated, Any, ClassVar, Self
 
@@ -20,6 +21,9 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import PydanticCustomError
+
+from tidemill.admin.http.nearest import unknown_text
 
 EXACT_MAX = 2**53  # JSON parsers may round larger integers
 Millis = Annotated[int, Field(strict=True, ge=1, le=366 * 24 * 3600 * 1000)]
@@ -115,7 +119,32 @@ class Schema(BaseModel):
             return value
         if len(value) > FIELDS_MAX:
             raise ValueError(f"{len(value)} fields; at most {FIELDS_MAX} are allowed")
+        for name in value:
+            if name not in cls.model_fields and name not in cls._known():
+                text = unknown_text("field", str(name), cls._known())
+                raise PydanticCustomError("unknown_field", "{text}", {"text": text, "field": name})
         return {name: _integral(field) for name, field in value.items()}
+
+    @classmethod
+    def _known(cls) -> list[str]:
+        """Return the names of the fields in JSON."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
+
+
+class AnyCaseEnum(StrEnum):
+    """An enum of a request: its values match in any case."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        text = str(value).casefold()
+        return next((each for each in cls if each.value.casefold() == text), None)
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+LowerCase = BeforeValidator(_lower)  # for words of a Literal, in any case
 
 
 class ExclusiveSchema(Schema):

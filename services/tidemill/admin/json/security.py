@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field, StrictBool, StrictInt
 
-from tidemill.admin.json.schema import NEXT_PAGE, Schema, Text
+from tidemill.admin.json.schema import NEXT_PAGE, AnyCaseEnum, Schema, Text
 from tidemill.security.acl import ALL_ACTIONS, AREAS, ENTRIES_MAX, SOURCES_MAX, Action
 from tidemill.security.identities import ACCOUNTS_MAX, CERTIFICATES_MAX, ROLES_MAX, UserType
 
@@ -35,14 +34,14 @@ Secret = Annotated[Text, Field(json_schema_extra={"pattern": "^[!-~]{6,128}$"})]
 SHOWN_ONCE = "The secret, shown once. Clients use it with the name of the user as access key."
 
 
-class DecisionView(StrEnum):
+class DecisionView(AnyCaseEnum):
     """Whether an entry allows or denies."""
 
     ALLOW = "ALLOW"
     DENY = "DENY"
 
 
-class ModeView(StrEnum):
+class ModeView(AnyCaseEnum):
     """What happens to calls without credentials or without a right."""
 
     OFF = "off"

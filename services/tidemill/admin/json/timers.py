@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from pydantic import Field, StrictInt
 
 from tidemill.admin.json.schema import (
@@ -11,13 +9,14 @@ from tidemill.admin.json.schema import (
     EXACT_MAX,
     NEXT_PAGE,
     UNREACHABLE,
+    AnyCaseEnum,
     ExclusiveSchema,
     IsoTime,
     Schema,
 )
 
 
-class TimerStateView(StrEnum):
+class TimerStateView(AnyCaseEnum):
     """The state of a timer."""
 
     PENDING = "PENDING"
@@ -55,7 +54,7 @@ class TimerPageView(Schema):
     next_page_token: str | None = NEXT_PAGE
 
 
-class HistogramStep(StrEnum):
+class HistogramStep(AnyCaseEnum):
     """The width of a bucket, and with it the time that a histogram covers."""
 
     SECOND = "1s"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StrictBool, StrictInt
@@ -18,6 +17,7 @@ from tidemill.admin.json.schema import (
     MIN_OFFSET,
     NEXT_PAGE,
     UNREACHABLE,
+    AnyCaseEnum,
     ExclusiveSchema,
     Schema,
 )
@@ -52,7 +52,7 @@ def _check_ms(ms: int) -> int:
     return ms
 
 
-class AckedView(StrEnum):
+class AckedView(AnyCaseEnum):
     """What happens with messages that all consumer groups have settled."""
 
     KEEP = "keep"
@@ -122,7 +122,7 @@ class TransactionPolicyView(Schema):
     attempts: int = Field(description=CHECK_ATTEMPTS)
 
 
-class KeySourceView(StrEnum):
+class KeySourceView(AnyCaseEnum):
     """The origin of the dedup key of a message."""
 
     PROPERTY = "property"
@@ -130,7 +130,7 @@ class KeySourceView(StrEnum):
     PROPERTY_OR_MESSAGE_ID = "propertyOrMessageId"
 
 
-class DedupModeView(StrEnum):
+class DedupModeView(AnyCaseEnum):
     """What happens with a message that repeats a dedup key."""
 
     FIRST = "first"
@@ -199,7 +199,7 @@ class DedupView(Schema):
     )
 
 
-class TopicTypeView(StrEnum):
+class TopicTypeView(AnyCaseEnum):
     """The message types that a topic accepts."""
 
     NORMAL = "NORMAL"

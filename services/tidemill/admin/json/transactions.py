@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from pydantic import Field, StrictInt
 
 from tidemill.admin.json.schema import (
@@ -13,12 +11,13 @@ from tidemill.admin.json.schema import (
     EXACT_MAX,
     NEXT_PAGE,
     UNREACHABLE,
+    AnyCaseEnum,
     Schema,
     Text,
 )
 
 
-class TransactionStateView(StrEnum):
+class TransactionStateView(AnyCaseEnum):
     """The state of a transaction. All states but OPEN are final."""
 
     OPEN = "OPEN"
@@ -28,7 +27,7 @@ class TransactionStateView(StrEnum):
     RECOVERED = "RECOVERED"
 
 
-class ListedTransactionState(StrEnum):
+class ListedTransactionState(AnyCaseEnum):
     """The states of which there are lists."""
 
     OPEN = "OPEN"

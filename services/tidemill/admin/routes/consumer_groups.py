@@ -22,6 +22,7 @@ from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.cluster.proxies import list_client_ids
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, page_of
+from tidemill.admin.http.preconditions import MATCHED, Matching, Tagging, config_tag
 from tidemill.admin.http.put_rights import allowed_existence, existence_refusals, note_put
 from tidemill.admin.http.request_access import READS
 from tidemill.admin.http.sorting import PREFIX, first_by, of_prefix, sort_query
@@ -112,12 +113,16 @@ async def put_group(
     access: Access,
     caller: Caller,
     author: ChangeAuthor,
+    match: Matching,
+    dry_run: DryRun = False,
 ) -> ConsumerGroupPutView:
     """Create or change a consumer group. The answer has the previous settings after a change."""
     resource = group_resource(group)
     request = pb.PutGroupRequest(
         name=group,
-        existence=allowed_existence(access, resource),
+        existence=allowed_existence(access, resource, is_new=match.is_new),
+        expected=match.wire,
+        dry_run=dry_run,
         max_attempts=settings.max_attempts or 0,
         start_from_latest=None if settings.start_from is None else settings.start_from == "latest",
         requested_by=caller,
@@ -143,6 +148,8 @@ async def put_group(
     )
     if not put.is_new and reply.before != reply.group:
         put.before = render.group_of(reply.before)
+    if not dry_run:
+        match.answer(config_tag(reply.group))
     note_put(access, resource, is_new=put.is_new)
     return put
 
@@ -161,7 +168,7 @@ async def get_progress(group: GroupName, cluster: Cluster) -> ConsumerGroupProgr
 
 @router.get("/groups/{group}", response_model_exclude_none=True)
 async def get_group(
-    group: GroupName, cluster: Cluster, access: Access, activity: Activity
+    group: GroupName, cluster: Cluster, access: Access, activity: Activity, match: Tagging
 ) -> ConsumerGroupDetailView:
     """Show a consumer group, with its numbers, and the filters and conflicts of its consumers."""
     found = await cluster.call_home(
@@ -170,6 +177,7 @@ async def get_group(
     asked = pb.ListConflictsRequest(groups=[group], with_single_filters=True)
     answers = await cluster.call_all(calls.LIST_CONFLICTS, asked)
     config, reading = render.group_of(found.answers[0].value.group), activity.read()
+    match.answer(config_tag(found.answers[0].value.group))
     return ConsumerGroupDetailView(
         **_with_numbers(config, reading),
         sampled_at_ms=sampled_at_ms(reading),
@@ -189,6 +197,7 @@ async def pause_group(
     cluster: Cluster,
     caller: Caller,
     author: ChangeAuthor,
+    match: Matching,
     is_dry: DryRun = False,
 ) -> ConsumerGroupView:
     """Pause a consumer group: its polls find no message until the end of the pause.
@@ -200,6 +209,7 @@ async def pause_group(
     request = pb.PauseGroupRequest(
         name=group,
         pause=pb.GroupPause(until_ms=until_ms, by=caller, reason=wish.reason),
+        expected=match.wire,
         dry_run=is_dry,
         requested_by=caller,
         audit=author.of(f"Group:{group}"),
@@ -210,17 +220,26 @@ async def pause_group(
 
 @router.post("/groups/{group}:resume", response_model_exclude_none=True)
 async def resume_group(
-    group: GroupName, cluster: Cluster, caller: Caller, author: ChangeAuthor, is_dry: DryRun = False
+    group: GroupName,
+    cluster: Cluster,
+    caller: Caller,
+    author: ChangeAuthor,
+    match: Matching,
+    is_dry: DryRun = False,
 ) -> ConsumerGroupView:
     """End the pause of a consumer group. A group that is not paused stays as it is."""
     request = pb.PauseGroupRequest(
-        name=group, dry_run=is_dry, requested_by=caller, audit=author.of(f"Group:{group}")
+        name=group,
+        expected=match.wire,
+        dry_run=is_dry,
+        requested_by=caller,
+        audit=author.of(f"Group:{group}"),
     )
     reply = await (await cluster.home()).call(calls.PAUSE_GROUP, request)
     return render.group_of(reply.group)
 
 
-@router.post("/groups/{group}:resetOffset", response_model_exclude_none=True)
+@router.post("/groups/{group}:resetOffset", response_model_exclude_none=True, dependencies=MATCHED)
 async def reset_offset(
     group: GroupName,
     reset: OffsetResetRequest,
@@ -271,7 +290,7 @@ async def reset_offset(
     )
 
 
-@router.post("/groups/{group}:forgetPullOffsets")
+@router.post("/groups/{group}:forgetPullOffsets", dependencies=MATCHED)
 async def forget_pull_offsets(
     group: GroupName,
     pulled: PullOffsetDeletionRequest,
@@ -317,7 +336,7 @@ async def forget_pull_offsets(
     )
 
 
-@router.post("/groups/{group}:releaseLock", response_model_exclude_none=True)
+@router.post("/groups/{group}:releaseLock", response_model_exclude_none=True, dependencies=MATCHED)
 async def release_lock(
     group: GroupName,
     release: LockReleaseRequest,
@@ -352,6 +371,7 @@ async def delete_group(
     access: Access,
     caller: Caller,
     author: ChangeAuthor,
+    match: Matching,
     dry_run: DryRun = False,
 ) -> ConsumerGroupDeletionView:
     """Delete a consumer group with its progress. Its dead letters remain."""
@@ -363,7 +383,10 @@ async def delete_group(
     )
     if not dry_run:
         request = pb.DeleteGroupRequest(
-            name=group, requested_by=caller, audit=author.of(f"Group:{group}", DELETE)
+            name=group,
+            expected=match.wire,
+            requested_by=caller,
+            audit=author.of(f"Group:{group}", DELETE),
         )
         await (await cluster.home()).call(calls.DELETE_GROUP, request)
     replies = [reply for _, reply in found.answers]

@@ -13,6 +13,7 @@ from tidemill.admin.cluster.former_users import of_deleted_users
 from tidemill.admin.cluster.security_client import FoundItem, Item
 from tidemill.admin.cluster.user_changes import check_version, find_user
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
+from tidemill.admin.http.preconditions import MATCHED, EntityTag, Matching, Tagging
 from tidemill.admin.json.quotas import (
     QuotaDeletionView,
     QuotaKindView,
@@ -73,10 +74,13 @@ async def list_quotas(
 
 
 @router.get("/quotas/{kind}/{subject:path}")
-async def get_quota(kind: Kind, subject: Subject, items: SecurityItems) -> QuotaView:
+async def get_quota(
+    kind: Kind, subject: Subject, items: SecurityItems, match: Tagging
+) -> QuotaView:
     """Show a quota."""
     name = subject_name(kind.value, subject)
     quota = _find(await items.find(QUOTA, name), name)
+    match.answer(EntityTag(0, quota.version))
     return view_of(quota, is_former=bool(await of_deleted_users(items, [quota])))
 
 
@@ -90,6 +94,7 @@ async def put_quota(
     author: ChangeAuthor,
     access: Access,
     clock: WallClock,
+    match: Matching,
     dry_run: DryRun = False,
 ) -> QuotaView:
     """Set the limits of a subject. They count within a second, and all matching quotas apply.
@@ -110,6 +115,7 @@ async def put_quota(
     )
     made: list[TrafficQuota] = []
     user_ids: list[int] = []
+    if_version = match.if_version(settings.if_version)
 
     async def check() -> None:
         if planned.kind is QuotaKind.USER:
@@ -119,7 +125,7 @@ async def put_quota(
     def decide(found: FoundItem) -> list[Item]:
         old = None if found.encoded is None else quota_of(found.encoded)
         access.require(Action.CREATE if old is None else Action.UPDATE, AREA)
-        check_version(planned.name, None if old is None else old.version, settings.if_version)
+        check_version(planned.name, None if old is None else old.version, if_version)
         user_id = user_ids[0] if user_ids else 0
         if old is not None and (old.user_id, old.limits) == (user_id, planned.limits):
             made[:] = [old]
@@ -138,10 +144,13 @@ async def put_quota(
         check=check,
     )
     [quota] = made
-    return view_of(quota if quota.version else replace(quota, version=version), is_former=False)
+    quota = quota if quota.version else replace(quota, version=version)
+    if not dry_run:
+        match.answer(EntityTag(0, quota.version))
+    return view_of(quota, is_former=False)
 
 
-@router.delete("/quotas/{kind}/{subject:path}")
+@router.delete("/quotas/{kind}/{subject:path}", dependencies=MATCHED)
 async def delete_quota(
     kind: Kind,
     subject: Subject,

@@ -12,6 +12,7 @@ from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
 from tidemill.admin.cluster.user_changes import check_size, check_version
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
+from tidemill.admin.http.preconditions import MATCHED, EntityTag, Matching, Tagging
 from tidemill.admin.json.security import RoleDeletionView, RolePageView, RoleSettings, RoleView
 from tidemill.admin.routes import Caller, ChangeAuthor, DryRun, SecurityItems
 from tidemill.admin.routes.security import WallClock, entries_of, entry_views
@@ -53,11 +54,11 @@ async def list_roles(
 
 
 @router.get("/roles/{role}")
-async def get_role(role: RoleName, items: SecurityItems) -> RoleView:
+async def get_role(role: RoleName, items: SecurityItems, match: Tagging) -> RoleView:
     """Show a role."""
-    if role in READY_MADE_ROLES:
-        return view_of(READY_MADE_ROLES[role])
-    return view_of(_find(await items.find(ROLE, role), role))
+    found = READY_MADE_ROLES.get(role) or _find(await items.find(ROLE, role), role)
+    match.answer(EntityTag(0, found.version))
+    return view_of(found)
 
 
 @router.put("/roles/{role}")
@@ -68,6 +69,7 @@ async def put_role(
     caller: Caller,
     author: ChangeAuthor,
     clock: WallClock,
+    match: Matching,
     dry_run: DryRun = False,
 ) -> RoleView:
     """Create or change a role. Its users have the new rights at once."""
@@ -75,10 +77,11 @@ async def put_role(
     check_user_name(role)
     entries = check_entries(entries_of(settings.entries))
     made: list[AccessRole] = []
+    if_version = match.if_version(settings.if_version)
 
     def decide(found: FoundItem) -> list[Item]:
         old = None if found.encoded is None else role_of(found.encoded)
-        check_version(role, None if old is None else old.version, settings.if_version)
+        check_version(role, None if old is None else old.version, if_version)
         check_names(entries, () if old is None else old.entries)
         if old is not None and old.entries == entries:
             made[:] = [old]
@@ -93,10 +96,13 @@ async def put_role(
         ROLE, role, decide, caller=caller, audit=author.of(f"Role:{role}"), dry_run=dry_run
     )
     [new] = made
-    return view_of(new if new.version else replace(new, version=version))
+    new = new if new.version else replace(new, version=version)
+    if not dry_run:
+        match.answer(EntityTag(0, new.version))
+    return view_of(new)
 
 
-@router.delete("/roles/{role}")
+@router.delete("/roles/{role}", dependencies=MATCHED)
 async def delete_role(
     role: RoleName,
     items: SecurityItems,

@@ -22,6 +22,7 @@ from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.cluster.proxies import list_client_ids
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, page_of
+from tidemill.admin.http.preconditions import MATCHED, Matching, Tagging, config_tag
 from tidemill.admin.http.put_rights import allowed_existence, existence_refusals, note_put
 from tidemill.admin.http.request_access import READS, RequestAccess
 from tidemill.admin.http.sorting import PREFIX, first_by, of_prefix, sort_query
@@ -114,6 +115,8 @@ async def put_topic(
     access: Access,
     caller: Caller,
     author: ChangeAuthor,
+    match: Matching,
+    dry_run: DryRun = False,
 ) -> TopicPutView:
     """Create or change a topic.
 
@@ -126,9 +129,9 @@ async def put_topic(
     if retention is not None and topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
         access.require(Action.UPDATE, resource)
         return await _put_dead_letter_topic(
-            cluster, topic, settings, author.of(f"Topic:{topic}"), caller
+            cluster, topic, settings, author.of(f"Topic:{topic}"), caller, is_dry=dry_run
         )
-    existence = allowed_existence(access, resource)
+    existence = allowed_existence(access, resource, is_new=match.is_new)
     kind = settings.message_type
     may_exist = existence != pb.EXISTENCE_MUST_BE_NEW
     if kind is not None and not settings.force and may_exist:
@@ -143,12 +146,16 @@ async def put_topic(
         dedup=_dedup_change(settings),
         force=settings.force,
         existence=existence,
+        expected=match.wire,
+        dry_run=dry_run,
         requested_by=caller,
         audit=author.of(f"Topic:{topic}"),
     )
     with existence_refusals(access, resource):
         reply = await (await cluster.home()).call(calls.PUT_TOPIC, request)
     put = _put_view(reply)
+    if not dry_run:
+        match.answer(config_tag(reply.topic))
     note_put(access, resource, is_new=put.is_new)
     return put
 
@@ -201,7 +208,13 @@ def _dedup_change(settings: TopicSettings) -> pb.DedupPolicyChange | None:
 
 
 async def _put_dead_letter_topic(
-    cluster: Brokers, topic: str, settings: TopicSettings, author: pb.ChangeAuthor, caller: str
+    cluster: Brokers,
+    topic: str,
+    settings: TopicSettings,
+    author: pb.ChangeAuthor,
+    caller: str,
+    *,
+    is_dry: bool,
 ) -> TopicPutView:
     others = settings.model_fields_set - {"retention"}
     if others:
@@ -214,14 +227,14 @@ async def _put_dead_letter_topic(
         )
 
     answers = await cluster.change_all(
-        calls.PUT_TOPIC, dry_run=request(is_dry=True), request=request(is_dry=False)
+        calls.PUT_TOPIC, dry_run=request(is_dry=True), request=request(is_dry=is_dry)
     )
     return _put_view(answers[0].value)
 
 
 @router.get("/topics/{topic}", response_model_exclude_none=True)
 async def get_topic(
-    topic: TopicName, cluster: Cluster, access: Access, activity: Activity
+    topic: TopicName, cluster: Cluster, access: Access, activity: Activity, match: Tagging
 ) -> TopicDetailsView:
     """Show a topic, its numbers and its queues at all broker groups.
 
@@ -231,6 +244,7 @@ async def get_topic(
     asked = pb.GetTopicStatusRequest(name=topic, with_readers=True)
     found = await cluster.call_all(calls.GET_TOPIC_STATUS, asked)
     config, reading = render.topic_of(found.answers[0].value.topic), activity.read()
+    match.answer(config_tag(found.answers[0].value.topic))
     return TopicDetailsView(
         **dict(config),
         **dict(topic_numbers(reading, config.name)),
@@ -268,6 +282,7 @@ async def delete_topic(
     access: Access,
     caller: Caller,
     author: ChangeAuthor,
+    match: Matching,
     dry_run: DryRun = False,
 ) -> TopicDeletionView:
     """Delete a topic with its messages.
@@ -287,6 +302,8 @@ async def delete_topic(
     if not dry_run and topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
         await cluster.change_all(calls.DELETE_TOPIC, dry_run=planned, request=request)
     elif not dry_run:
+        if match.wire is not None:
+            request.expected.CopyFrom(match.wire)
         await (await cluster.home()).call(calls.DELETE_TOPIC, request)
     replies = [reply for _, reply in found.answers]
     return TopicDeletionView(
@@ -301,7 +318,7 @@ async def delete_topic(
     )
 
 
-@router.post("/topics/{topic}:purge", response_model_exclude_none=True)
+@router.post("/topics/{topic}:purge", response_model_exclude_none=True, dependencies=MATCHED)
 async def purge_topic(
     topic: TopicName,
     settings: PurgeSettings,
@@ -350,7 +367,7 @@ async def purge_topic(
     )
 
 
-@router.post("/topics/{topic}:spread", response_model_exclude_none=True)
+@router.post("/topics/{topic}:spread", response_model_exclude_none=True, dependencies=MATCHED)
 async def spread_topic(
     topic: TopicName,
     cluster: Cluster,

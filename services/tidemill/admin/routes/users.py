@@ -21,6 +21,7 @@ from tidemill.admin.cluster.user_changes import (
     find_user,
 )
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
+from tidemill.admin.http.preconditions import MATCHED, EntityTag, Matching, Tagging
 from tidemill.admin.http.request_access import RequestAccess
 from tidemill.admin.json.security import (
     RotationSettings,
@@ -78,11 +79,12 @@ async def list_users(
 
 @router.get("/users/{user}", response_model_exclude_none=True)
 async def get_user(
-    user: UserName, items: SecurityItems, cluster: Cluster, uses: Uses
+    user: UserName, items: SecurityItems, cluster: Cluster, uses: Uses, match: Tagging
 ) -> ShownUserView:
     """Show a user, and when each of its secrets was last used."""
     found = find_user(_read(await items.find(USER, user)), user)
     known = await find_secret_uses(cluster, found.id, uses)
+    match.answer(EntityTag(found.id, found.version))
     return ShownUserView(
         **view_of(found, used_at_ms=known.used_at_ms).model_dump(),
         uses_since_ms=known.since_ms,
@@ -100,6 +102,7 @@ async def put_user(
     keys: Keys,
     clock: WallClock,
     access: Access,
+    match: Matching,
     dry_run: DryRun = False,
 ) -> UserPutView:
     """Create or change a user. The answer has the secret of a new one, and shows it only here.
@@ -116,7 +119,7 @@ async def put_user(
         certificates=settings.certificates,
         secret=settings.secret,
         is_weak_secret_allowed=settings.allow_weak_secret,
-        if_version=settings.if_version,
+        if_version=match.if_version(settings.if_version),
     )
     changes = UserChanges(keys, clock.wall_ms(), caller)
     guard = None if settings.force else _guard_of(items, user, access)
@@ -148,11 +151,13 @@ async def put_user(
     )
     [(old, new, secret)] = made
     view = view_of(new, version=new.version if new == old else version)
+    if not dry_run:
+        match.answer(EntityTag(view.id, view.version))
     is_shown = secret and settings.secret is None and not dry_run
     return UserPutView(**view.model_dump(), is_new=old is None, secret=secret if is_shown else None)
 
 
-@router.post("/users/{user}:rotate", response_model_exclude_none=True)
+@router.post("/users/{user}:rotate", response_model_exclude_none=True, dependencies=MATCHED)
 async def rotate_user(
     user: UserName,
     settings: RotationSettings,
@@ -202,7 +207,7 @@ async def rotate_user(
     return UserPutView(**view.model_dump(), is_new=False, secret=None if dry_run else secret)
 
 
-@router.delete("/users/{user}", response_model_exclude_none=True)
+@router.delete("/users/{user}", response_model_exclude_none=True, dependencies=MATCHED)
 async def delete_user(
     user: UserName,
     items: SecurityItems,

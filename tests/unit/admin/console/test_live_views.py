@@ -17,7 +17,7 @@ from tidemill.admin.console.live import (
     ViewKey,
     event_of,
 )
-from tidemill.admin.console.rest_calls import CallProblem
+from tidemill.admin.http.rest_calls import CallProblem
 from tidemill.common.errors import Overloaded
 
 KEY = ViewKey("/ui/topics", "ops", "10.0.0.1", ())

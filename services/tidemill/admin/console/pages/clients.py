@@ -7,7 +7,7 @@ from typing import Final
 from tidemill.admin.console.actions import PageAction, Rows
 from tidemill.admin.console.forms import Field
 from tidemill.admin.console.page import Page, PageCall, Values, url
-from tidemill.admin.console.rest_calls import Document
+from tidemill.admin.http.rest_calls import Document
 
 ROWS: Final = 50  # per page
 

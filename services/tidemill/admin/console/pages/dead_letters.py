@@ -11,7 +11,7 @@ from tidemill.admin.console.forms import Field, FieldKind
 from tidemill.admin.console.page import Page, PageCall, Values, url
 from tidemill.admin.console.pages.messages import BODY_CHARS_MAX
 from tidemill.admin.console.rendering import number_text
-from tidemill.admin.console.rest_calls import Document
+from tidemill.admin.http.rest_calls import Document
 
 ROWS: Final = 50  # per page
 STATES: Final = ("OPEN", "REPLAYED", "DISCARDED")

@@ -17,7 +17,7 @@ from tidemill.admin.console.page import (
     url,
 )
 from tidemill.admin.console.rendering import number_text, time_text
-from tidemill.admin.console.rest_calls import Document
+from tidemill.admin.http.rest_calls import Document
 
 ROWS: Final = 50  # per page
 # The orders of the list, each a `sort` of the REST API.

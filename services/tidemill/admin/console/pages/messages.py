@@ -7,7 +7,7 @@ from typing import Final
 from tidemill.admin.console.actions import PageAction, Rows
 from tidemill.admin.console.forms import Field, FieldKind
 from tidemill.admin.console.page import Page, PageCall, Values
-from tidemill.admin.console.rest_calls import Document
+from tidemill.admin.http.rest_calls import Document
 
 FOUND_MAX: Final = 50
 BODY_CHARS_MAX: Final = 100_000  # of a text on a page

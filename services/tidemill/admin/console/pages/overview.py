@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tidemill.admin.console.page import Page, PageCall, Values, segment
-from tidemill.admin.console.rest_calls import Document
+from tidemill.admin.http.rest_calls import Document
 
 PERIOD_S: Final = 2.0  # Each rendering reads all parts.
 # Problems of consumer groups. The others are of broker groups.

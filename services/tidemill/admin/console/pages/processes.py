@@ -8,7 +8,7 @@ from tidemill.admin.console.actions import PageAction, Rows
 from tidemill.admin.console.forms import Field, FieldKind
 from tidemill.admin.console.page import Page, PageCall, Values
 from tidemill.admin.console.rendering import time_text
-from tidemill.admin.console.rest_calls import Document
+from tidemill.admin.http.rest_calls import Document
 
 SLOW_CALLS_SHOWN: Final = 20
 REFRESH_S: Final = 5.0  # each refresh asks all processes

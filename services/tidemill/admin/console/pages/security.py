@@ -9,7 +9,7 @@ from tidemill.admin.console.actions import PageAction, Rows
 from tidemill.admin.console.forms import Field, FieldKind
 from tidemill.admin.console.page import Page, PageCall, Values, url
 from tidemill.admin.console.rendering import time_text
-from tidemill.admin.console.rest_calls import CallProblem, Document
+from tidemill.admin.http.rest_calls import CallProblem, Document
 
 ROWS: Final = 50  # per page
 ACTIONS_OF_RIGHTS: Final = ("Pub", "Sub", "Create", "Update", "Delete", "Get", "List")

@@ -12,7 +12,7 @@ from tidemill.admin.console.actions import PageAction, Rows
 from tidemill.admin.console.forms import Field, FieldKind
 from tidemill.admin.console.page import Page, PageCall, Values, url
 from tidemill.admin.console.rendering import DAY_MS, HOUR_MS, SECOND_MS, bytes_text, time_text
-from tidemill.admin.console.rest_calls import Document
+from tidemill.admin.http.rest_calls import Document
 
 ROWS: Final = 50  # per page
 PERIOD_S: Final = 5.0  # Each rendering scans all timers once.

@@ -8,6 +8,7 @@ from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.server.admin.lookup import (
     check_existence,
+    check_expected,
     check_queue_id,
     find_group,
     find_topic,
@@ -43,17 +44,19 @@ class ConsumerGroupAdmin:
             check_existence(
                 request.existence, request.name, is_topic=False, exists=before is not None
             )
+            check_expected(request, before)
             fields = config_frames.group_fields(request)
             planned = engine.administration.put_group(
                 request.name, **fields, is_dry=True, now_ms=turn.now_ms
             )
-            facts = group_facts(before), group_facts(planned)
-            action = CREATE if before is None else UPDATE
-            with audited(engine, request, before=facts[0], after=facts[1], action=action):
-                group = engine.administration.put_group(request.name, **fields, now_ms=turn.now_ms)
-            config_log.group_put(before, group, by=request.requested_by)
+            if not request.dry_run:
+                facts = group_facts(before), group_facts(planned)
+                action = CREATE if before is None else UPDATE
+                with audited(engine, request, before=facts[0], after=facts[1], action=action):
+                    engine.administration.put_group(request.name, **fields, now_ms=turn.now_ms)
+                config_log.group_put(before, planned, by=request.requested_by)
             return pb.PutGroupReply(
-                group=config_frames.group_config(group),
+                group=config_frames.group_config(planned),
                 before=config_frames.group_config(before) if before else None,
             )
 
@@ -64,6 +67,7 @@ class ConsumerGroupAdmin:
 
         def pause(engine: Engine, turn: Turn) -> pb.PutGroupReply:
             before, wanted = find_group(engine, request.name), config_frames.read_pause(request)
+            check_expected(request, before)
             pauses, now_ms = engine.group_pauses, turn.now_ms
             group = pauses.put(request.name, wanted, is_dry=True, now_ms=now_ms)
             if not request.dry_run and group != before:
@@ -85,6 +89,7 @@ class ConsumerGroupAdmin:
 
         def delete(engine: Engine, turn: Turn) -> pb.DeleteGroupReply:
             group = find_group(engine, request.name)
+            check_expected(request, group)
             if not request.dry_run:
                 facts = {**group_facts(group), "lag": lag, "topics": topics[:16]}
                 with audited(engine, request, before=facts):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from tidemill.broker.server.wire import config_log
 from tidemill.common.errors import (
     AlreadyExists,
     Forbidden,
     GroupNotFound,
+    PreconditionFailed,
     QueueNotFound,
     TopicNotFound,
 )
@@ -55,6 +56,38 @@ def check_existence(
     if existence == pb.EXISTENCE_MUST_EXIST and not exists:
         error = TopicNotFound if is_topic else GroupNotFound
         raise error(f"there is no {kind} {name!r}, and this request may not create it")
+
+
+class _ChangeRequest(Protocol):
+    """A request that may name the version that it expects."""
+
+    @property
+    def name(self) -> str:
+        """The name of the topic or consumer group."""
+
+    @property
+    def expected(self) -> pb.ExpectedVersion:
+        """The expected version, if it is set."""
+
+    def HasField(self, field_name: Literal["expected"]) -> bool:
+        """Return whether the field is set."""
+
+
+def check_expected(request: _ChangeRequest, found: Topic | ConsumerGroup | None) -> None:
+    """Check that a topic or consumer group has the version that the request expects.
+
+    Raises PreconditionFailed.
+    """
+    if not request.HasField("expected"):
+        return
+    expected = request.expected
+    if found is None:
+        raise PreconditionFailed(f"{request.name!r} does not exist any more; nothing was changed")
+    if (found.id, found.version) != (expected.id, expected.version):
+        raise PreconditionFailed(
+            f"{request.name!r} has the version {found.id}.{found.version}, and the request expects"
+            f" {expected.id}.{expected.version}; nothing was changed: read it again"
+        )
 
 
 def find_group(engine: Engine, name: str) -> ConsumerGroup:

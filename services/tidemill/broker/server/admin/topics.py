@@ -11,6 +11,7 @@ from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.server.admin.level_readers import read_level_readers
 from tidemill.broker.server.admin.lookup import (
     check_existence,
+    check_expected,
     check_queue_id,
     find_topic,
     use_topic,
@@ -62,6 +63,7 @@ class TopicAdmin:
             check_existence(
                 request.existence, request.name, is_topic=True, exists=before is not None
             )
+            check_expected(request, before)
             is_dead_letters = request.name.startswith(DEAD_LETTER_TOPIC_PREFIX)
             if is_dead_letters and request.HasField("retention"):
 
@@ -139,6 +141,7 @@ class TopicAdmin:
         def delete(engine: Engine, turn: Turn) -> pb.DeleteTopicReply:
             find_topic(engine, request.name)
             topic = engine.administration.find_deletable(request.name)
+            check_expected(request, topic)
             use = engine.inspection.use_of(topic)
             if not request.dry_run:
                 facts = {**topic_facts(topic), "messages": use.message_count}
