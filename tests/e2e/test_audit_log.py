@@ -30,7 +30,15 @@ ROOT = Path(__file__).resolve().parents[2]
 HOUR_MS = 3_600_000
 CLAIMED = {"Tidemill-User": "tester"}
 # Operations other than GET without a lasting change.
-WITHOUT_RECORD = {"beginSession", "endSession", "checkAccess", "printStack", "verifyMessage"}
+WITHOUT_RECORD = {
+    "beginSession",
+    "endSession",
+    "checkAccess",
+    "printStack",
+    "verifyMessage",
+    "convertDefinitions",
+    "makeSupportBundle",
+}
 
 
 class World:
@@ -117,10 +125,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 def change_topics(world: World) -> None:
     settings = {"messageType": "NORMAL", "queues": 4}
-    world.act("putTopic", "Topic:orders", "Create", "orders", body=settings, has_dry_run=False)
+    world.act("putTopic", "Topic:orders", "Create", "orders", body=settings)
     [created] = world.changes(resource="Topic:orders")
     assert created["after"] == settings
-    world.act("putTopic", "Topic:orders", "Update", "orders", body={"queues": 8}, has_dry_run=False)
+    world.act("putTopic", "Topic:orders", "Update", "orders", body={"queues": 8})
     [changed, _] = world.changes(resource="Topic:orders")
     assert (changed["before"], changed["after"]) == ({"queues": 4}, {"queues": 8})
     before = world.changes()
@@ -153,7 +161,7 @@ def free_dedup_key(world: World) -> None:
 
 async def change_groups(world: World, client: Api) -> None:
     act = world.act
-    act("putGroup", "Group:billing", "Create", "billing", body={}, has_dry_run=False)
+    act("putGroup", "Group:billing", "Create", "billing", body={})
     [held] = await client.receive("orders", "billing", batch_size=1, invisible_ms=HOUR_MS)
     assert held.body
     act("releaseDeliveries", "Group:billing", "Update", "billing", body={"topic": "orders"})
@@ -329,6 +337,20 @@ def change_users(world: World) -> None:
     act("deleteRole", "Role:sellers", "Delete", "sellers")
 
 
+def apply_definitions(world: World) -> None:
+    """Each change of a file has the record of its own operation."""
+    before, file = world.changes(), {"topics": [{"name": "defined"}], "groups": []}
+    planned = world.http.post("/definitions:apply", json=file, params={"dryRun": "true"})
+    assert len(planned.raise_for_status().json()["changes"]) == 1
+    assert world.changes() == before, "a dry run leaves no record"
+    begun = world.http.post("/definitions:apply", json=file).json()["operation"]["id"]
+    eventually(lambda: world.http.get(f"/operations/{begun}").json()["state"] == "DONE")
+    [record] = world.changes()[: len(world.changes()) - len(before)]
+    assert (record["resource"], record["action"]) == ("Topic:defined", "Create")
+    assert (record["call"], record["claimedUser"]) == ("PUT /topics/{topic}", "tester")
+    world.done.add("applyDefinitions")
+
+
 def change_broker_groups(world: World) -> None:
     [own] = world.http.get("/broker-groups").json()["items"]
     body = {"address": own["address"]}
@@ -372,6 +394,7 @@ async def change_everything(world: World) -> None:
     world.act("deleteGroup", "Group:billing", "Delete", "billing")
     world.act("deleteTopic", "Topic:orders", "Delete", "orders")
     change_users(world)
+    apply_definitions(world)
     change_broker_groups(world)
 
 

@@ -15,8 +15,11 @@ from starlette.types import Receive, Scope, Send
 from tidemill.admin.activity.sampler import ActivitySampler
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.controllers import ControllerClients
+from tidemill.admin.cluster.own_operations import OwnOperations
+from tidemill.admin.cluster.support_bundles import SupportBundles
 from tidemill.admin.console.routes import add_console
 from tidemill.admin.http.browser_pages import add_pages
+from tidemill.admin.http.live import LiveViews
 from tidemill.admin.http.problems import MEDIA_TYPE, RESPONSES, add_problem_handlers
 from tidemill.admin.http.query_parameters import KnownParameters
 from tidemill.admin.http.rights import check_rights
@@ -33,8 +36,10 @@ from tidemill.admin.routes import (
     dead_letter_changes,
     dead_letters,
     dedup_keys,
+    definitions,
     deliveries,
     diagnosis,
+    events,
     history,
     messages,
     operations,
@@ -48,6 +53,7 @@ from tidemill.admin.routes import (
     security,
     sessions,
     storage,
+    support_bundles,
     timers,
     tokens,
     topics,
@@ -95,6 +101,8 @@ ROUTES = (
     dead_letter_changes,
     diagnosis,
     operations,
+    definitions,
+    events,
     history,
     messages,
     timers,
@@ -106,6 +114,7 @@ ROUTES = (
     replicas,
     storage,
     processes,
+    support_bundles,
     users,
     tokens,
     roles,
@@ -189,6 +198,9 @@ def create_app(
     app.state.controllers = controllers or ControllerClients([])
     app.state.activity = ActivitySampler(brokers, clock)  # The process runs it.
     app.state.timer_histograms = TimerHistograms(brokers)  # The process runs it, too.
+    app.state.live_views = LiveViews()  # The process ends them before it stops.
+    app.state.own_operations = OwnOperations(clock)  # The process ends them.
+    app.state.support_bundles = SupportBundles(clock)
     app.state.send_quotas = None  # The process sets them.
     app.state.processes = None  # The same.
     app.state.api = None  # The application behind its access control, which the process sets.

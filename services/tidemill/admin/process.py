@@ -45,6 +45,7 @@ from tidemill.admin.http.identities import IdentityCheck
 from tidemill.admin.http.metrics import AdminMetrics, RequestCounter
 from tidemill.admin.http.service_accounts import rest_service_accounts_of
 from tidemill.admin.messages.quotas import RestSendQuotas, lease_from
+from tidemill.admin.routes.definitions import BODY_BYTES_MAX, DEFINITIONS
 from tidemill.admin.routes.messages import MESSAGES
 from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.admin.scaling.server import scaler_server, scaler_tls
@@ -176,6 +177,7 @@ async def serve(settings: AdminSettings) -> None:
             app.state.processes = Processes(own, brokers, controllers, credentials)
             await enter(app.state.activity.running())
             await enter(app.state.timer_histograms.running())
+            await enter(app.state.own_operations.running())
             identities = identities_of(app, settings, token, copy, issuer_keys)
             door = GrpcDoor(parts_of(app, settings), identities, for_grpc)
             servers = {
@@ -352,7 +354,7 @@ def with_access_control(
         app,
         hosts=[settings.host, *settings.admin_hosts],
         body_bytes_max=settings.admin_body_bytes_max,
-        large=MESSAGES,
+        large={MESSAGES: settings.admin_body_bytes_max, DEFINITIONS: BODY_BYTES_MAX},
         reports=RequestReports(app.state.access_log, app.state.paths),
         identities=identities,
         balancers=parse_networks(settings.admin_forwarded_from),

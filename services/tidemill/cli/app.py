@@ -26,6 +26,7 @@ from tidemill.cli import (
     context_commands,
     dead_letters,
     dedup_keys,
+    definitions,
     deliveries,
     doctor,
     filters,
@@ -39,6 +40,7 @@ from tidemill.cli import (
     security,
     storage,
     store,
+    support_bundle,
     timers,
     tokens,
     top,
@@ -111,6 +113,7 @@ app.add_typer(timers.app, name="timer")
 app.add_typer(transactions.app, name="transaction")
 app.add_typer(dead_letters.app, name="dead-letter")
 app.add_typer(operations.app, name="operation")
+app.add_typer(definitions.app, name="definitions")
 app.add_typer(dedup_keys.app, name="dedup-key")
 app.add_typer(filters.app, name="filter")
 app.add_typer(clients.app, name="client")
@@ -133,6 +136,7 @@ app.add_typer(release.app, name="release")
 app.command("doctor")(doctor.examine)
 app.add_typer(bench.app, name="bench")
 app.command("top")(top.show_top)
+app.command("support-bundle")(support_bundle.make_bundle)
 app.command("completion")(completion.print_script)
 
 

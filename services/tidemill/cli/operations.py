@@ -76,7 +76,7 @@ def list_operations(
             one["id"],
             _words(one["state"]),
             _words(one["kind"]),
-            one["group"],
+            one.get("group", ""),
             one["done"],
             one["total"],
             age(one["createdAtMs"], now_ms),
@@ -99,18 +99,21 @@ def show_operation(context: typer.Context, operation: Id) -> None:
     shown = call(context, "GET", _path(operation))
     now_ms = SystemClock().wall_ms()
     eta_ms, ended_at_ms = shown.get("etaMs"), shown.get("endedAtMs")
+    rate = shown.get("ratePerSecond")
     rows = [
         ("state", _words(shown["state"])),
         ("kind", _words(shown["kind"])),
-        ("group", shown["group"]),
+        ("group", shown.get("group")),
         ("done", f"{shown['done']} of {shown['total']}"),
         ("skipped", shown.get("skipped")),
-        ("rate", f"{shown['ratePerSecond']} per second"),
+        ("failed", shown.get("failed")),
+        ("rate", None if rate is None else f"{rate} per second"),
         ("ends in", None if eta_ms is None else f"at least {span(eta_ms)}"),
         ("begun", f"{utc(shown['createdAtMs'])} ({from_now(shown['createdAtMs'], now_ms)})"),
         ("ended", None if ended_at_ms is None else utc(ended_at_ms)),
         ("by", shown["by"]),
         *((f"part {part['broker']}", _part(part)) for part in shown["brokers"]),
+        *(("error", error) for error in shown.get("errors", ())),
     ]
     filled = [(name, value) for name, value in rows if value is not None]
     show(context, shown, ("OPERATION", operation), filled)

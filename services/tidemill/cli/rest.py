@@ -72,7 +72,8 @@ NAMESPACED = frozenset(
         "client",
     }
 )
-READING_PATHS = frozenset({"/access:check"})  # they change nothing with any method
+# They change nothing with any method.
+READING_PATHS = frozenset({"/access:check", "/definitions:convert", "/support-bundles"})
 CONFIRMED = "tidemill.confirmed"  # in the memory of a command: the user has typed the context
 # Whether a part of an answer to the running command is missing.
 _has_partial_answer: ContextVar[bool] = ContextVar("has_partial_answer", default=False)

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import sys
+from collections import deque
 from typing import TYPE_CHECKING, Final, Literal, TextIO, TypeAlias, cast
 
 # structlog imports rich for its console if rich is installed. That costs 0.1 s and 8 MiB.
@@ -33,6 +34,17 @@ LEVEL_WIDTH, PROCESS_WIDTH, EVENT_WIDTH = 8, 10, 28
 _COLORS = {"debug": 2, "warning": 33, "error": 31, "critical": 31}  # ANSI colors; 2 is faint
 
 
+# For support bundles. A longer line is kept to its limit.
+RECENT_LINES: Final = 2_000
+RECENT_CHARS_MAX: Final = 1_000
+_recent: Final[deque[str]] = deque(maxlen=RECENT_LINES)
+
+
+def recent_lines() -> list[str]:
+    """Return the newest lines of this process, the oldest first."""
+    return list(_recent)
+
+
 class LogStream(io.TextIOBase):
     """A stream of lines to a descriptor; the next written line reports the number of lost lines.
 
@@ -45,6 +57,8 @@ class LogStream(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write `text`; count its lines as lost if that fails."""
+        if line := text.rstrip("\n"):
+            _recent.append(line[:RECENT_CHARS_MAX])
         if self.lost_count:
             notice = json.dumps({"event": "log lines lost", "count": self.lost_count}) + "\n"
             if not self._write(notice.encode()):

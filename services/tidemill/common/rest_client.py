@@ -83,6 +83,24 @@ class RestClient:
 
         Raises RestRejection, RestUnreachable, RestOptionError.
         """
+        response = self._request(method, path, body, query, headers or {})
+        try:
+            return response.json() if response.content else None
+        except ValueError as error:
+            raise _rejection(response, None) from error
+
+    def download(self, path: str) -> bytes:
+        """Return the content of a file. Raises as `call`."""
+        return self._request("GET", path, None, None, {}).content
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: Json,
+        query: Mapping[str, str] | None,
+        headers: Mapping[str, str],
+    ) -> httpx.Response:
         with _without_command_line():
             import httpx
 
@@ -94,7 +112,7 @@ class RestClient:
                     self.at(path),
                     json=body,
                     params=query,
-                    headers=httpx.Headers({**self._headers(), **(headers or {})}, encoding="utf-8"),
+                    headers=httpx.Headers({**self._headers(), **headers}, encoding="utf-8"),
                 )
             except httpx.InvalidURL as error:
                 raise RestOptionError(f"{self.url} is not an address: {error}") from error
@@ -105,10 +123,7 @@ class RestClient:
             raise _rejection(response, _find_problem(response))
         if names := response.headers.get(UNCONFIRMED_HEADER):
             self.on_unconfirmed(names)
-        try:
-            return response.json() if response.content else None
-        except ValueError as error:
-            raise _rejection(response, None) from error
+        return response
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[RestClient]:

@@ -48,12 +48,14 @@ schemathesis.openapi.format("cidr", addresses | networks)
 def before_call(
     _context: schemathesis.HookContext, case: schemathesis.Case[Any], _options: dict[str, Any]
 ) -> None:
-    """Replace the credentials of a request by right ones, and drop its dedup key.
+    """Replace the credentials of a request by right ones, and drop its dedup key and ETag.
 
-    The document cannot tell whether the topic of a message has deduplication, which a key needs.
+    The document cannot tell whether the topic of a message has deduplication, which a key needs,
+    and which version a resource has.
     It cannot tell either that `sort` excludes `pageToken`.
     """
     case.headers["Authorization"] = f"Bearer {os.environ['CONFORMANCE_TOKEN']}"
-    case.headers.pop("Idempotency-Key", None)
+    for name in ("Idempotency-Key", "If-Match", "If-None-Match"):
+        case.headers.pop(name, None)
     if "sort" in (case.query or {}):
         case.query.pop("pageToken", None)

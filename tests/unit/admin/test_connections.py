@@ -100,8 +100,18 @@ def test_a_client_with_an_incomplete_second_request_is_closed(
     asyncio.run(scenario())
 
 
-def test_a_client_that_does_not_read_the_answer_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "ANSWER_TIMEOUT_S", 0.01)
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_does_not_read_the_answer_is_closed(
+    monkeypatch: pytest.MonkeyPatch, *, is_stream: bool
+) -> None:
+    """A stream of events has a shorter time than another answer."""
+    bound, other = "STREAM_TIMEOUT_S", "ANSWER_TIMEOUT_S"
+    if is_stream:
+        monkeypatch.setattr(connections, "STREAMS", {"/large"})
+    else:
+        bound, other = other, bound
+    monkeypatch.setattr(connections, bound, 0.01)
+    monkeypatch.setattr(connections, other, 10 * WAIT_S)
     monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 10 * WAIT_S)
     is_lost = asyncio.Event()
     connection_lost = connections.HttpConnection.connection_lost
@@ -117,7 +127,8 @@ def test_a_client_that_does_not_read_the_answer_is_closed(monkeypatch: pytest.Mo
             _, writer = await connect()
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             writer.write(HEAD.replace(b"/ ", b"/large "))
-            await is_lost.wait()
+            async with asyncio.timeout(WAIT_S):
+                await is_lost.wait()
 
     asyncio.run(scenario())
 

@@ -10,9 +10,11 @@ import pytest
 
 from tests.support.worlds.broker_groups import AUTHOR, cluster_of
 from tests.support.worlds.fake_calls import CallsByRequest
+from tidemill.admin.cluster.own_operations import OwnOperations
 from tidemill.admin.http.request_access import OPEN
 from tidemill.admin.json.operations import OperationCancelView, OperationView
 from tidemill.admin.routes.operations import cancel_operation, get_operation, list_operations
+from tidemill.common.clock import SystemClock
 from tidemill.common.errors import BrokerUnreachable, DiskFull, ServiceError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -51,11 +53,14 @@ def run(call: Coroutine[Any, Any, T]) -> T:
 
 
 def shown(*groups: BrokerGroup) -> OperationView:
-    return run(get_operation("broker-0:5", cluster_of(*groups), OPEN))
+    return run(get_operation("broker-0:5", cluster_of(*groups), OPEN, OwnOperations(SystemClock())))
 
 
 def cancelled(*groups: BrokerGroup, dry_run: bool = False) -> OperationCancelView:
-    call = cancel_operation("broker-0:5", cluster_of(*groups), OPEN, "me", AUTHOR, dry_run=dry_run)
+    own = OwnOperations(SystemClock())
+    call = cancel_operation(
+        "broker-0:5", cluster_of(*groups), OPEN, "me", AUTHOR, own, dry_run=dry_run
+    )
     return run(call)
 
 
@@ -72,7 +77,8 @@ def test_an_operation_has_not_ended_while_a_part_may_be_unseen(
     view = shown(BrokerGroup(state), unseen())
     assert (view.state, view.unreachable) == ("RUNNING", ["broker-1"])
     assert (view.ended_at_ms, view.skipped, view.eta_ms) == (None, None, None)
-    page = run(list_operations(cluster_of(BrokerGroup(state), unseen()), OPEN, page_size=10))
+    cluster, own = cluster_of(BrokerGroup(state), unseen()), OwnOperations(SystemClock())
+    page = run(list_operations(cluster, OPEN, own, page_size=10))
     assert [one.state for one in page.operations] == ["RUNNING"]
     seen = shown(BrokerGroup(state), BrokerGroup(DONE))
     assert (seen.state != "RUNNING", seen.unreachable) == (True, None)

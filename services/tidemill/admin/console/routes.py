@@ -17,7 +17,6 @@ from starlette.routing import compile_path
 
 from tidemill.admin.console.actions import PageAction, perform, show_form
 from tidemill.admin.console.forms import InvalidField, read_form
-from tidemill.admin.console.live import LiveViews, ViewKey
 from tidemill.admin.console.page import (
     LOGIN,
     ROOT,
@@ -45,6 +44,7 @@ from tidemill.admin.console.pages import (
 )
 from tidemill.admin.console.rendering import render_block
 from tidemill.admin.console.results import Results
+from tidemill.admin.http.live import LiveViews, key_of
 from tidemill.admin.http.rest_calls import CallProblem
 from tidemill.common.errors import BadRequest
 
@@ -80,8 +80,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def add_console(app: FastAPI) -> None:
     """Serve the console below `/ui/`. `/` redirects there."""
-    results, views = Results(), LiveViews()
-    app.state.live_views = views  # The process ends them before it stops.
+    results, views = Results(), app.state.live_views
     # Names of files change with their versions or their content is small, so browsers ask again.
     app.mount(FILES, StaticFiles(packages=[("tidemill.admin.console", "static")]), name="console")
 
@@ -242,22 +241,17 @@ async def _stream(views: LiveViews, request: Request) -> Response:
         values = await page.load(PageCall(api, path, query))
         return render_block(page.template, "live", {**values, "root": ROOT})
 
-    credentials = tuple(
-        value for name, value in request.scope["headers"] if name in (b"cookie", b"authorization")
-    )
     try:
         session = await api.get("/session")
     except CallProblem as problem:
         raise HTTPException(problem.status, problem.detail) from None
-    address = request.client.host if request.client else ""
-    caller = session.get("user") or address
-    key = ViewKey(view, caller, address, credentials)
-    views.check_room(caller)
+    key = key_of(request, view, session.get("user", ""))
+    views.check_room(key.caller)
 
     async def body() -> AsyncIterator[str]:
-        with views.opened(key, render, period_s=page.period_s) as events:
+        with views.counted(key.caller), views.opened(key, render, period_s=page.period_s) as events:
             async for event in events:
-                yield event
+                yield event.encoded
 
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(body(), media_type="text/event-stream", headers=headers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from http import HTTPStatus
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, Protocol, final
@@ -66,11 +66,13 @@ class AccessControl:
         hosts: Collection[str] = (),
         identities: Identities,
         body_bytes_max: int,
-        large: re.Pattern[str] | None = None,
+        large: Mapping[re.Pattern[str], int] | None = None,
         reports: ForeignPageReports | None = None,
         balancers: IpNetworks = (),
     ) -> None:
-        """Allow bodies up to `body_bytes_max` on paths that match `large`; None: on all paths.
+        """Allow bodies up to `body_bytes_max`, and on paths that match `large` up to its value.
+
+        The other paths have small bodies, unless `large` is None.
 
         `identities` checks the credentials of requests to the API. `balancers` are the networks
         whose X-Forwarded-For is believed.
@@ -158,9 +160,11 @@ class AccessControl:
 
     def _body_bytes_max_of(self, scope: Scope) -> int:
         """Return the size limit of the body of a request."""
-        if self._large is None or self._large.fullmatch(scope["path"]):
+        if self._large is None:
             return self._body_bytes_max
-        return min(self._body_bytes_max, OTHER_BODY_BYTES_MAX)
+        path = scope["path"]
+        sizes = (size for pattern, size in self._large.items() if pattern.fullmatch(path))
+        return min(self._body_bytes_max, next(sizes, OTHER_BODY_BYTES_MAX))
 
     def _is_known(self, authority: str, scope: Scope) -> bool:
         host = host_of_authority(authority)

@@ -24,6 +24,9 @@ CONNECTIONS_PER_ADDRESS_MAX: Final = 512
 HEAD_TIMEOUT_S: Final = 10.0  # from the connection or the last answer to the end of a head
 # For a client to read an answer that exceeds the buffers: the largest answer at 1 Mbit/s.
 ANSWER_TIMEOUT_S: Final = 60.0
+# The same for a stream of events. The client can open it again, and gets the newest state.
+STREAM_TIMEOUT_S: Final = 10.0
+STREAMS: Final = frozenset({"/ui/events", "/api/v1/events"})
 # Unread answers of all connections. Above it, the server closes the connection whose client has not
 # read for the longest time. The largest answer has 10 MB.
 UNREAD_BYTES_MAX: Final = 64 << 20
@@ -115,7 +118,9 @@ class HttpConnection(H11Protocol):
     def pause_writing(self) -> None:
         """Wait until the client reads."""
         self.unread_since_s = self.loop.time()
-        self._answer_timer = self.loop.call_later(ANSWER_TIMEOUT_S, self.transport.abort)
+        is_stream = self.scope is not None and self.scope["path"] in STREAMS
+        timeout_s = STREAM_TIMEOUT_S if is_stream else ANSWER_TIMEOUT_S
+        self._answer_timer = self.loop.call_later(timeout_s, self.transport.abort)
         super().pause_writing()
         # The transport has the whole write only after this call.
         self.loop.call_soon(self._close_slow_readers)

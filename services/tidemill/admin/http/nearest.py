@@ -1,16 +1,12 @@
-"""The nearest known name to a misspelt one, for errors."""
+"""The nearest known field or parameter to a misspelt one, for errors."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
-from itertools import islice
+from collections.abc import Iterable
 from typing import Final
 
 NAME_CHARS_MAX: Final = 64  # of a name in an error; known fields and parameters are shorter
-# Names that are compared: 100,000 would take a second, and these take some milliseconds.
-COMPARED_MAX: Final = 1_000
-SCANNED_MAX: Final = 20_000
 
 
 def nearest_field(name: str, known: Iterable[str]) -> str | None:
@@ -23,23 +19,6 @@ def nearest_field(name: str, known: Iterable[str]) -> str | None:
     plain = name[:NAME_CHARS_MAX].replace("_", "").replace("-", "").lower()
     found = [each for each in by_plain if plain in each][:1] if len(plain) > 2 else []
     found = found or difflib.get_close_matches(plain, by_plain, n=1)
-    return by_plain[found[0]] if found else None
-
-
-def nearest_name(name: str, known: Iterable[str], *, may_show: Callable[[str], bool]) -> str | None:
-    """Return the known topic or consumer group that a caller probably means; None: none is near.
-
-    Of the first SCANNED_MAX names, at most COMPARED_MAX that begin with the same character and have
-    about the same length are compared.
-    """
-    first, chars = name[:1].lower(), len(name)
-    near = (
-        each
-        for each in islice(known, SCANNED_MAX)
-        if each[:1].lower() == first and abs(len(each) - chars) < 4 and may_show(each)
-    )
-    by_plain = {each.lower(): each for each in islice(near, COMPARED_MAX)}
-    found = difflib.get_close_matches(name.lower(), by_plain, n=1, cutoff=0.75)
     return by_plain[found[0]] if found else None
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from tidemill.admin.http.nearest import NAME_CHARS_MAX, nearest_name
+from tidemill.admin.http.nearest import NAME_CHARS_MAX
 from tidemill.admin.http.preconditions import current_of
 from tidemill.admin.http.request_access import READS, access_of
 from tidemill.common.errors import (
@@ -29,6 +30,7 @@ from tidemill.common.errors import (
     TopicNotFound,
     codes_of,
 )
+from tidemill.message.similar_names import find_similar
 
 MEDIA_TYPE = "application/problem+json"
 BLANK: Final = "about:blank"  # type of a problem that its status tells
@@ -182,6 +184,17 @@ def _place(error: Mapping[str, Any], *, with_unknown: bool = False) -> str:
     return ".".join(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """The names that a caller may see."""
+
+    names: Container[str]
+    may_see: Callable[[str], bool]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self.names and self.may_see(name)
+
+
 def with_nearest_name(request: Request, error: ServiceError) -> str:
     """Return the text of an error about a missing topic or consumer group, with the nearest name.
 
@@ -194,6 +207,8 @@ def with_nearest_name(request: Request, error: ServiceError) -> str:
         return error.message
     access = access_of(request)
     may_see = access.allows_topic if is_topic else access.allows_group
-    known: Iterable[str] = numbers.topics if is_topic else numbers.groups
-    near = nearest_name(named.group(1), known, may_show=functools.partial(may_see, READS))
+    known = _Shown(
+        numbers.topics if is_topic else numbers.groups, functools.partial(may_see, READS)
+    )
+    near = find_similar(named.group(1), known)
     return error.message if near is None else f"{error.message}; did you mean {near!r}?"

@@ -55,5 +55,6 @@ def _body_fields_of(call: dict[str, Any], document: dict[str, Any]) -> list[str]
     schema = call["requestBody"]["content"]["application/json"]["schema"]
     schemas = document["components"]["schemas"]
     # A body of several forms has the fields of all of them.
-    names = [each["$ref"].rpartition("/")[2] for each in schema.get("anyOf", [schema])]
+    forms = schema.get("anyOf", [schema])
+    names = [each["$ref"].rpartition("/")[2] for each in forms if "$ref" in each]
     return list(dict.fromkeys(field for name in names for field in schemas[name]["properties"]))

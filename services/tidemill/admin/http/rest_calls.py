@@ -1,4 +1,4 @@
-"""Calls of the REST API in the same process, with the credentials of a browser's request.
+"""Calls of the REST API in the same process, with the credentials of an outer request.
 
 A call is an ASGI request to the application with its access control. So it has the checks, the
 rights and the audit record of a request from outside (ADR 0090).
@@ -20,9 +20,17 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 Query = Mapping[str, str | int | bool | None]
 
-# The headers of the browser's request that identify its caller and its page.
+# The headers of the outer request that identify its caller and its page.
 COPIED: Final = frozenset(
-    {b"host", b"cookie", b"authorization", b"origin", b"sec-fetch-site", b"user-agent"}
+    {
+        b"host",
+        b"cookie",
+        b"authorization",
+        b"origin",
+        b"sec-fetch-site",
+        b"user-agent",
+        b"tidemill-user",
+    }
 )
 
 
@@ -47,7 +55,7 @@ class RestAnswer(NamedTuple):
 
 @final
 class RestCalls:
-    """The REST API for the caller of one request of a browser."""
+    """The REST API for the caller of one request."""
 
     def __init__(self, api: ASGIApp, scope: Scope) -> None:
         self._api = api

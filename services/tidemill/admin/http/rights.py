@@ -113,6 +113,11 @@ ROWS: Final[Mapping[str, RightsRow]] = {
     "GET /operations": FILTERED,
     "GET /operations/{operation_id}": FILTERED,
     "POST /operations/{operation_id}:cancel": FILTERED,
+    # The parts that the caller may get; each change has the right of its own operation.
+    "GET /definitions": FILTERED,
+    "POST /definitions:apply": FILTERED,
+    "POST /definitions:convert": FILTERED,
+    "GET /events": FILTERED,  # Each watch has the right of its document.
     "GET /history": FILTERED,  # The route checks Get on the topic or group.
     "GET /timers": FILTERED,
     "GET /timers/histogram": FILTERED,  # The route checks the topic, or all topics.
@@ -157,6 +162,8 @@ ROWS: Final[Mapping[str, RightsRow]] = {
     "GET /processes/{process}/settings": _needs("Get Cluster:processes"),
     "PUT /processes/{process}/log-level": _needs("Update Cluster:processes"),
     "GET /slow-calls": _needs("Get Cluster:processes"),
+    "POST /support-bundles": _needs("Get Cluster:processes", "Get Cluster:audit"),
+    "GET /support-bundles/{operation_id}": _needs("Get Cluster:processes", "Get Cluster:audit"),
     "GET /storage": _needs("Get Cluster:broker-groups"),
     "GET /audit": _needs("Get Cluster:audit"),
     "GET /users": _needs("Get Cluster:security"),

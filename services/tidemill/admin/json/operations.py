@@ -25,6 +25,8 @@ class OperationKindView(StrEnum):
 
     REPLAY_DEAD_LETTERS = "REPLAY_DEAD_LETTERS"
     DISCARD_DEAD_LETTERS = "DISCARD_DEAD_LETTERS"
+    APPLY_DEFINITIONS = "APPLY_DEFINITIONS"
+    SUPPORT_BUNDLE = "SUPPORT_BUNDLE"
 
 
 class OperationPartView(Schema):
@@ -44,7 +46,7 @@ class OperationView(Schema):
 
     id: str = Field(description="Id of the operation: that of its first part.", examples=[_EXAMPLE])
     kind: OperationKindView = Field(description="The change that it makes to each item.")
-    group: str = Field(description="Consumer group of the dead letters.")
+    group: str | None = Field(None, description="Consumer group of the dead letters.")
     state: OperationStateView = Field(
         description="RUNNING while one part runs, or while a broker group that may have a part is"
         " `unreachable`. FAILED or CANCELLED if one part is."
@@ -62,13 +64,23 @@ class OperationView(Schema):
         " changed them, or retention has removed them. A replay also skips dead letters of a"
         " deleted topic, without a body, or too large for a segment. They stay open.",
     )
-    rate_per_second: int = Field(description="Maximum number of items per second.")
+    failed: int | None = Field(None, description="Items with an error. Missing if none.")
+    errors: list[str] | None = Field(
+        None, description="Why items could not be changed: the first 100. Missing if none."
+    )
+    rate_per_second: int | None = Field(
+        None, description="Maximum number of items per second. Missing without a limit."
+    )
     eta_ms: int | None = Field(
         None,
         description="Shortest time to the end of its known parts at this rate, in ms. Missing if"
         " none of them runs.",
     )
-    brokers: list[OperationPartView] = Field(description="Its known parts, by broker group.")
+    brokers: list[OperationPartView] = Field(
+        [],
+        description="Its known parts, by broker group. Empty for an operation of the admin process,"
+        " which ends with that process.",
+    )
     unreachable: list[str] | None = UNREACHABLE
 
 

@@ -18,7 +18,7 @@ class QuotaKindView(AnyCaseEnum):
     GROUP = "group"
 
 
-class QuotaSettings(Schema):
+class QuotaFields(Schema):
     """The limits of a subject."""
 
     publish_messages_per_s: StrictInt = Field(
@@ -52,6 +52,11 @@ class QuotaSettings(Schema):
         description="Delayed messages that are not due yet, of a topic or a prefix."
         " Default: 0, no limit.",
     )
+
+
+class QuotaSettings(QuotaFields):
+    """The limits of a subject."""
+
     if_version: StrictInt | None = Field(
         None,
         ge=0,

@@ -88,8 +88,8 @@ class SecretView(Schema):
     )
 
 
-class UserSettings(Schema):
-    """A new user, or changes of one; fields that are missing stay."""
+class UserFields(Schema):
+    """The settings of a user. A missing field does not change."""
 
     type: UserType | None = Field(None, description="SUPER may do everything. Default: NORMAL.")
     enabled: StrictBool | None = Field(None, description="Whether its credentials are valid.")
@@ -112,6 +112,11 @@ class UserSettings(Schema):
         " name. If there are any, each call of the user must use one, also with a secret or a"
         " token. The REST API accepts no certificates, so it refuses such a user.",
     )
+
+
+class UserSettings(UserFields):
+    """A new user, or changes of one; fields that are missing stay."""
+
     secret: Secret | None = Field(
         None,
         description="The secret of a new user: 16 to 128 printable ASCII characters without blanks."
@@ -194,10 +199,15 @@ class UserDeletionView(Schema):
     tokens: list[str] = Field(description="Names of its tokens, which are deleted with it.")
 
 
-class RoleSettings(Schema):
+class RoleFields(Schema):
     """The entries of a role."""
 
     entries: list[EntryView] = Field(max_length=ENTRIES_MAX, description="All entries of the role.")
+
+
+class RoleSettings(RoleFields):
+    """The entries of a role."""
+
     if_version: StrictInt | None = Field(
         None, ge=0, description="Change the role only if it has this version; 0: only if it is new."
     )

@@ -211,7 +211,7 @@ class TopicTypeView(AnyCaseEnum):
     MIXED = "MIXED"
 
 
-class TopicSettings(Schema):
+class TopicFields(Schema):
     """The settings of a topic. A missing field does not change, or has the default if it is new."""
 
     message_type: TopicTypeView | None = Field(
@@ -243,6 +243,11 @@ class TopicSettings(Schema):
         description="Store each dedup key once within a window. null turns it off and forgets all"
         " keys of the topic. Needs feature level 4 at all broker groups.",
     )
+
+
+class TopicSettings(TopicFields):
+    """The settings of a topic. A missing field does not change, or has the default if it is new."""
+
     force: StrictBool = Field(False, description="Change the type even if the topic has messages.")
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Depends, Path, Query, Request
 
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import UNREACHABLE_ERRORS
+from tidemill.admin.cluster.own_operations import OwnOperation, OwnOperations
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize
 from tidemill.admin.http.request_access import RequestAccess
 from tidemill.admin.json.operations import (
@@ -28,6 +29,16 @@ from tidemill.security.acl import Action, Resource, ResourceType
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["operations"])
+
+
+def own_operations_of(request: Request) -> OwnOperations:
+    """Return the operations of this process."""
+    operations = request.app.state.own_operations
+    assert isinstance(operations, OwnOperations)
+    return operations
+
+
+Operations = Annotated[OwnOperations, Depends(own_operations_of)]
 
 PROCESSES: Final = Resource(ResourceType.CLUSTER, "processes")
 OperationId = Annotated[
@@ -54,6 +65,7 @@ Token = Annotated[
 async def list_operations(
     cluster: Cluster,
     access: Access,
+    own: Operations,
     state: State = None,
     page_size: PageSize = PAGE_SIZE,
     page_token: Token = None,
@@ -68,6 +80,8 @@ async def list_operations(
         for parts in known.operations
         if _may_see(access, parts)
     ]
+    shown += [one.view for one in own.list() if _may_see_own(access, one)]
+    shown.sort(key=lambda one: (-one.created_at_ms, one.id))
     if state is not None:
         shown = [one for one in shown if one.state is state]
     if page_token is not None:
@@ -86,9 +100,11 @@ async def list_operations(
 
 @router.get("/operations/{operation_id}", response_model_exclude_none=True)
 async def get_operation(
-    operation_id: OperationId, cluster: Cluster, access: Access
+    operation_id: OperationId, cluster: Cluster, access: Access, own: Operations
 ) -> OperationView:
     """Show an operation and its progress."""
+    if (found := own.find(operation_id)) is not None and _may_see_own(access, found):
+        return found.view
     known = await find_operations(cluster)
     return operation_of(_find(known, access, operation_id), known.unreachable)
 
@@ -100,6 +116,7 @@ async def cancel_operation(
     access: Access,
     caller: Caller,
     author: ChangeAuthor,
+    own: Operations,
     dry_run: DryRun = False,
 ) -> OperationCancelView:
     """End an operation. Its completed items stay. One that has ended stays as it is.
@@ -107,6 +124,12 @@ async def cancel_operation(
     A user may cancel its own operations, and with Update on `Cluster:processes` all of them. While
     a broker group is unreachable, its part goes on: repeat the call later.
     """
+    if (found := own.find(operation_id)) is not None and _may_see_own(access, found):
+        if not access.user or found.user != access.user:
+            access.require(Action.UPDATE, PROCESSES)
+        if not dry_run:
+            found.cancel()
+        return OperationCancelView(dry_run=dry_run, by=caller, operation=found.view)
     known = await find_operations(cluster)
     parts = _find(known, access, operation_id)
     if not _is_own(access, parts):
@@ -150,6 +173,11 @@ def _is_own(access: RequestAccess, parts: list[OperationPart]) -> bool:
 
 def _may_see(access: RequestAccess, parts: list[OperationPart]) -> bool:
     return _is_own(access, parts) or access.allows(Action.GET, PROCESSES)
+
+
+def _may_see_own(access: RequestAccess, operation: OwnOperation) -> bool:
+    is_own = bool(access.user) and operation.user == access.user
+    return is_own or access.allows(Action.GET, PROCESSES)
 
 
 def _find(known: KnownOperations, access: RequestAccess, id_: str) -> list[OperationPart]:

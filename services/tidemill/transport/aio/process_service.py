@@ -1,4 +1,4 @@
-"""Questions of operators to this process: what it is, its settings, log level and slow calls.
+"""Questions of operators to this process: what it is, its settings, log and slow calls.
 
 Brokers and controllers serve them as `ProcessAdmin` on their ports, a proxy on its question stream,
 and the admin process asks itself without a connection (ADR 0094).
@@ -17,7 +17,7 @@ from pydantic_settings import CLI_SUPPRESS
 
 from tidemill.common.errors import BadRequest, ServiceError
 from tidemill.common.feature_level import FEATURE_LEVEL
-from tidemill.common.log import LEVEL, change_level
+from tidemill.common.log import LEVEL, change_level, recent_lines
 from tidemill.common.version import commit, version
 from tidemill.stubs.tidemill.process.v1 import process_pb2 as pb
 from tidemill.transport.aio.services import unary_methods
@@ -86,6 +86,8 @@ class ProcessService:
                     answer.log_levels.CopyFrom(self._set_log_level(question.set_log_level))
                 case "find_slow_calls":
                     answer.slow_calls.CopyFrom(self._find_slow_calls(question.find_slow_calls))
+                case "read_log":
+                    answer.log_lines.lines.extend(recent_lines())
                 case _:
                     raise BadRequest(f"{self.name} is older than the question; upgrade it")
         except ServiceError as error:

@@ -10,6 +10,7 @@ import httpx
 from fastapi import FastAPI
 
 from tidemill.admin.console.routes import add_console
+from tidemill.admin.http.live import LiveViews
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -26,7 +27,7 @@ async def api(_scope: Scope, _receive: Receive, send: Send) -> None:
 
 def test_a_page_renews_the_session() -> None:
     app = FastAPI()
-    app.state.api = api
+    app.state.api, app.state.live_views = api, LiveViews()
     add_console(app)
 
     async def main() -> None:

@@ -9,13 +9,16 @@ from http import HTTPStatus
 
 import pytest
 
-from tidemill.admin.console.live import (
+from tidemill.admin.http.live import (
     ALIVE,
+    DATA,
+    END,
+    PROBLEM,
     STREAMS_MAX,
     STREAMS_OF_ONE_MAX,
+    LiveEvent,
     LiveViews,
     ViewKey,
-    event_of,
 )
 from tidemill.admin.http.rest_calls import CallProblem
 from tidemill.common.errors import Overloaded
@@ -41,12 +44,12 @@ class Renderings:
         return f"rendering {self.count}"
 
 
-async def first(events: AsyncIterator[str], count: int) -> list[str]:
+async def first(events: AsyncIterator[LiveEvent], count: int) -> list[LiveEvent]:
     """Return the first events, without signs of life."""
-    found: list[str] = []
+    found: list[LiveEvent] = []
     async with asyncio.timeout(WAIT_S):
         async for event in events:
-            if event != ALIVE:
+            if event.name != ALIVE:
                 found.append(event)
             if len(found) == count:
                 break
@@ -61,14 +64,12 @@ def test_all_viewers_of_a_view_share_one_rendering() -> None:
                 streams.enter_context(views.opened(KEY, render, period_s=60)) for _ in range(50)
             ]
             found = await asyncio.gather(*[first(events, 1) for events in opened])
-            assert found == [[event_of("rendering 1")]] * 50
+            assert found == [[LiveEvent(DATA, "rendering 1")]] * 50
             assert render.count == 1
             other = Renderings()
             with views.opened(OTHER, other, period_s=60) as events:
                 await first(events, 1)
             assert (render.count, other.count) == (1, 1)
-            assert views.streams == 50
-        assert views.streams == 0
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         await asyncio.wait(tasks, timeout=WAIT_S)
         assert all(task.done() for task in tasks), "nobody views it, so nothing is rendered"
@@ -86,7 +87,10 @@ def test_a_change_is_sent_and_silence_has_signs_of_life() -> None:
 
         with LiveViews().opened(KEY, same, period_s=0.01) as events:
             async with asyncio.timeout(WAIT_S):
-                assert [await anext(events), await anext(events)] == [event_of("same"), ALIVE]
+                assert [await anext(events), await anext(events)] == [
+                    LiveEvent(DATA, "same"),
+                    LiveEvent(ALIVE, ""),
+                ]
 
     asyncio.run(main())
 
@@ -97,8 +101,8 @@ def test_a_lasting_problem_ends_the_stream(status: HTTPStatus) -> None:
         render = Renderings(problem_at=2, status=status)
         with LiveViews().opened(KEY, render, period_s=0.01) as events:
             async with asyncio.timeout(WAIT_S):
-                found = [event async for event in events if event != ALIVE]
-        assert found[-1] == event_of("broker-1 cannot be reached", name="end")
+                found = [event async for event in events if event.name != ALIVE]
+        assert found[-1] == LiveEvent(END, "broker-1 cannot be reached")
 
     asyncio.run(main())
 
@@ -108,8 +112,8 @@ def test_a_problem_that_passes_is_shown_and_the_stream_goes_on() -> None:
         render = Renderings(problem_at=1, status=HTTPStatus.SERVICE_UNAVAILABLE)
         with LiveViews().opened(KEY, render, period_s=0.01) as events:
             found = await first(events, 2)
-        assert found[0] == event_of("broker-1 cannot be reached", name="problem")
-        assert found[1].startswith("data: rendering")
+        assert found[0] == LiveEvent(PROBLEM, "broker-1 cannot be reached")
+        assert found[1].text.startswith("rendering")
 
     asyncio.run(main())
 
@@ -121,8 +125,8 @@ def test_a_defect_ends_the_stream_with_a_text() -> None:
     async def main() -> None:
         with LiveViews().opened(KEY, broken, period_s=0.01) as events:
             async with asyncio.timeout(WAIT_S):
-                found = [event async for event in events if event != ALIVE]
-        assert found == [event_of("internal error; see the log of the admin process", name="end")]
+                found = [event async for event in events if event.name != ALIVE]
+        assert found == [LiveEvent(END, "internal error; see the log of the admin process")]
 
     asyncio.run(main())
 
@@ -135,7 +139,8 @@ def test_streams_are_bounded() -> None:
                 caller = f"user-{number % 4}"
                 views.check_room(caller)
                 key = KEY._replace(caller=caller)
-                streams.enter_context(views.opened(key, Renderings(), period_s=60))
+                streams.enter_context(views.counted(key.caller))
+            assert views.streams == STREAMS_MAX
             with pytest.raises(Overloaded, match="200 open streams"):
                 views.check_room("another")
         views.check_room("another")
@@ -149,7 +154,7 @@ def test_one_caller_leaves_streams_for_others() -> None:
         with contextlib.ExitStack() as streams:
             for _ in range(STREAMS_OF_ONE_MAX):
                 views.check_room("ops")
-                streams.enter_context(views.opened(KEY, Renderings(), period_s=60))
+                streams.enter_context(views.counted("ops"))
             with pytest.raises(Overloaded, match="you have 60 open streams"):
                 views.check_room("ops")
             views.check_room("another")
@@ -179,12 +184,12 @@ def test_a_stop_ends_all_streams() -> None:
             await first(events, 1)
             await views.end()
             async with asyncio.timeout(WAIT_S):
-                found = [event async for event in events if event != ALIVE]
-        assert found[-1] == event_of("the admin process stops", name="end")
+                found = [event async for event in events if event.name != ALIVE]
+        assert found[-1] == LiveEvent(END, "the admin process stops")
 
     asyncio.run(main())
 
 
 def test_an_event_has_a_line_for_each_line_of_its_data() -> None:
-    assert event_of("a\nb") == "data: a\ndata: b\n\n"
-    assert event_of("", name="end") == "event: end\ndata: \n\n"
+    assert LiveEvent(DATA, "a\nb").encoded == "data: a\ndata: b\n\n"
+    assert LiveEvent(END, "").encoded == "event: end\ndata: \n\n"

@@ -1,7 +1,7 @@
-"""Streams of the live parts of pages, as server-sent events (ADR 0090).
+"""Streams of server-sent events, for pages of the console (ADR 0090) and for `GET /events`.
 
-All streams of the same page and the same credentials share one task, which renders the block `live`
-once per period of the page. So the calls to the brokers do not grow with the number of tabs.
+All streams of the same view and the same credentials share one task, which renders the view once
+per period. So the calls to the brokers do not grow with the number of tabs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import Final, NamedTuple, final
 
 import structlog
+from fastapi import Request
 
 from tidemill.admin.http.rest_calls import CallProblem
 from tidemill.common.errors import Overloaded
@@ -21,7 +22,7 @@ from tidemill.common.errors import Overloaded
 STREAMS_MAX: Final = 200
 # Without an event for 5 s, a page shows that it is disconnected.
 SILENCE_S: Final = 2.0
-ALIVE: Final = "event: alive\ndata:\n\n"
+DATA, ALIVE, PROBLEM, END = "", "alive", "problem", "end"  # names of events
 STREAMS_OF_ONE_MAX: Final = 60  # of one caller
 # Problems that end a stream. 429 is an answer to wrong credentials, too.
 LASTING: Final = frozenset(
@@ -42,10 +43,32 @@ log = structlog.get_logger()
 class ViewKey(NamedTuple):
     """The common parts of all streams of one rendering."""
 
-    view: str  # path and query of the page
+    view: str  # path and query of the page, or a watch of the REST API
     caller: str  # its user, or its address without one
     address: str  # Rights may depend on it.
     credentials: tuple[bytes, ...]
+
+
+def key_of(request: Request, view: str, user: str) -> ViewKey:
+    """Return the key of a view for the caller of a request; without a user "", its address."""
+    credentials = tuple(
+        value for name, value in request.scope["headers"] if name in (b"cookie", b"authorization")
+    )
+    address = request.client.host if request.client else ""
+    return ViewKey(view, user or address, address, credentials)
+
+
+class LiveEvent(NamedTuple):
+    """An event: the newest rendering, a sign of life, a problem, or the end with its reason."""
+
+    name: str
+    text: str
+
+    @property
+    def encoded(self) -> str:
+        """The event as a stream has it; its text may have several lines."""
+        head = f"event: {self.name}\n" if self.name else ""
+        return head + "".join(f"data: {line}\n" for line in self.text.splitlines() or [""]) + "\n"
 
 
 Rendering = Callable[[], Awaitable[str]]
@@ -76,11 +99,21 @@ class LiveViews:
             )
 
     @contextlib.contextmanager
+    def counted(self, caller: str) -> Iterator[None]:
+        """Count a stream of a caller until the block ends."""
+        self._streams[caller] += 1
+        try:
+            yield
+        finally:
+            self._streams[caller] -= 1
+            if not self._streams[caller]:
+                del self._streams[caller]
+
+    @contextlib.contextmanager
     def opened(
         self, key: ViewKey, render: Rendering, *, period_s: float
-    ) -> Iterator[AsyncIterator[str]]:
-        """Open a stream: its events, until the block ends."""
-        self._streams[key.caller] += 1
+    ) -> Iterator[AsyncIterator[LiveEvent]]:
+        """Yield the events of a view until the block ends."""
         shared = self._shared.get(key)
         if shared is None:
             shared = self._shared[key] = _SharedView(render, period_s)
@@ -88,9 +121,6 @@ class LiveViews:
         try:
             yield shared.events()
         finally:
-            self._streams[key.caller] -= 1
-            if not self._streams[key.caller]:
-                del self._streams[key.caller]
             shared.viewers -= 1
             if not shared.viewers:
                 del self._shared[key]
@@ -110,7 +140,7 @@ class _SharedView:
         self._period_s = period_s
         self._render = render
         self._version = 0
-        self._event = ""
+        self._event = LiveEvent(DATA, "")
         self._is_over = False
         self._changed = asyncio.Condition()
         self._task = asyncio.create_task(self._rendering(), name="live view")
@@ -118,13 +148,13 @@ class _SharedView:
     async def end(self, text: str) -> None:
         """End the streams of all viewers, with a text."""
         self._task.cancel()
-        await self._announce(event_of(text, name="end"), is_over=True)
+        await self._announce(LiveEvent(END, text), is_over=True)
 
     def stop(self) -> None:
         """End the rendering: nobody views it."""
         self._task.cancel()
 
-    async def events(self) -> AsyncIterator[str]:
+    async def events(self) -> AsyncIterator[LiveEvent]:
         """Yield the newest event after each change, and a sign of life in silence."""
         seen = 0
         while True:
@@ -132,7 +162,7 @@ class _SharedView:
                 async with asyncio.timeout(SILENCE_S):
                     await self._wait_for_change(seen)
             except TimeoutError:
-                yield ALIVE
+                yield LiveEvent(ALIVE, "")
                 continue
             seen, is_over = self._version, self._is_over
             yield self._event
@@ -146,26 +176,20 @@ class _SharedView:
     async def _rendering(self) -> None:
         while not self._is_over:
             try:
-                event = event_of(await self._render())
+                event = LiveEvent(DATA, await self._render())
             except CallProblem as problem:
                 # A reload of the page shows a lasting problem as the page itself.
                 self._is_over = problem.status in LASTING
-                event = event_of(problem.detail, name="end" if self._is_over else "problem")
+                event = LiveEvent(END if self._is_over else PROBLEM, problem.detail)
             except Exception as error:
                 log.exception("live view failed", error=type(error).__name__)
-                event, self._is_over = event_of(BUG, name="end"), True
+                event, self._is_over = LiveEvent(END, BUG), True
             if event != self._event:
                 await self._announce(event, is_over=self._is_over)
             await asyncio.sleep(self._period_s)
 
-    async def _announce(self, event: str, *, is_over: bool) -> None:
+    async def _announce(self, event: LiveEvent, *, is_over: bool) -> None:
         async with self._changed:
             self._event, self._is_over = event, is_over
             self._version += 1
             self._changed.notify_all()
-
-
-def event_of(text: str, *, name: str = "") -> str:
-    """Return a server-sent event; its data may have several lines."""
-    head = f"event: {name}\n" if name else ""
-    return head + "".join(f"data: {line}\n" for line in text.splitlines() or [""]) + "\n"

@@ -1,0 +1,164 @@
+"""Operations that the admin process runs itself. They are in its memory and end with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, final
+
+import structlog
+
+from tidemill.admin.json.operations import OperationKindView, OperationStateView, OperationView
+from tidemill.common.clock import Clock
+from tidemill.common.errors import IdempotencyMismatch, Overloaded
+
+RUNNING_MAX: Final = 4
+ENDED_MAX: Final = 100
+ERRORS_MAX: Final = 100  # listed of one operation
+PREFIX: Final = "admin"  # of the ids
+
+log = structlog.get_logger()
+
+
+@final
+class OwnOperation:
+    """One operation, with its progress."""
+
+    def __init__(self, view: OperationView, *, user: str, key: str | None, digest: str) -> None:
+        self._view = view
+        self.user = user  # that started it; "": no verified user
+        self.key = key  # of the Idempotency-Key and the user; None: none
+        self.digest = digest  # of the request
+        self.is_cancelled = False
+
+    @property
+    def view(self) -> OperationView:
+        """The model of the operation as it is now."""
+        return self._view.model_copy()
+
+    def count(self, error: str | None = None) -> None:
+        """Count an item as done, or as failed with its error."""
+        if error is None:
+            self._view.done += 1
+            return
+        self._view.failed = (self._view.failed or 0) + 1
+        listed = self._view.errors or []
+        if len(listed) < ERRORS_MAX:
+            self._view.errors = [*listed, error]
+
+    def cancel(self) -> None:
+        """End the operation after the present item. One that has ended stays as it is."""
+        self.is_cancelled = self._view.ended_at_ms is None
+
+    def end(self, state: OperationStateView, at_ms: int) -> None:
+        """End the operation."""
+        self._view.state, self._view.ended_at_ms = state, at_ms
+
+
+Work = Callable[[OwnOperation], Awaitable[None]]
+
+
+@final
+class OwnOperations:
+    """The operations of this process, the newest last."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._operations: dict[str, OwnOperation] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._begun = 0
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """End all operations with the block."""
+        try:
+            yield
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def list(self) -> list[OwnOperation]:
+        """Return all known operations."""
+        return list(self._operations.values())
+
+    def find(self, id_: str) -> OwnOperation | None:
+        """Return an operation by its id."""
+        return self._operations.get(id_)
+
+    def find_by_key(self, key: str | None, request: Any) -> OwnOperation | None:
+        """Return the operation that a repeated request has started. Raises IdempotencyMismatch."""
+        for one in self._operations.values():
+            if key is not None and one.key == key:
+                if one.digest != _digest(request):
+                    raise IdempotencyMismatch(
+                        f"this Idempotency-Key has started another operation, {one.view.id}; use a"
+                        " new key"
+                    )
+                return one
+        return None
+
+    def start(
+        self,
+        kind: OperationKindView,
+        work: Work,
+        *,
+        total: int,
+        by: str,
+        user: str,
+        key: str | None = None,
+        request: Any = None,
+    ) -> OwnOperation:
+        """Start an operation. `work` counts its items, and stops when it is cancelled.
+
+        Raises Overloaded if RUNNING_MAX others run.
+        """
+        if len(self._tasks) >= RUNNING_MAX:
+            raise Overloaded(
+                f"{RUNNING_MAX} operations of the admin process run already; wait for the end of"
+                " one: `tidemill operation list --state running`"
+            )
+        self._begun += 1
+        now_ms = self._clock.wall_ms()
+        view = OperationView(
+            id=f"{PREFIX}:{now_ms * 1_000 + self._begun % 1_000}",
+            kind=kind,
+            state=OperationStateView.RUNNING,
+            by=by,
+            created_at_ms=now_ms,
+            total=total,
+            done=0,
+        )
+        operation = OwnOperation(view, user=user, key=key, digest=_digest(request))
+        self._operations[view.id] = operation
+        self._forget_oldest()
+        task = asyncio.create_task(self._run(operation, work), name=f"operation {view.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return operation
+
+    async def _run(self, operation: OwnOperation, work: Work) -> None:
+        state = OperationStateView.FAILED  # unless the work ends
+        try:
+            await work(operation)
+            if operation.is_cancelled:
+                state = OperationStateView.CANCELLED
+            elif not operation.view.failed:
+                state = OperationStateView.DONE
+        except Exception:  # A defect ends this operation alone.
+            log.exception("operation failed", id=operation.view.id)
+            operation.count("internal error; see the log of the admin process")
+        finally:
+            operation.end(state, self._clock.wall_ms())
+
+    def _forget_oldest(self) -> None:
+        ended = [id_ for id_, one in self._operations.items() if one.view.ended_at_ms is not None]
+        for id_ in ended[: max(len(ended) - ENDED_MAX, 0)]:
+            del self._operations[id_]
+
+
+def _digest(request: Any) -> str:
+    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()

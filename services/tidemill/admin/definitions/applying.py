@@ -1,0 +1,130 @@
+"""Apply planned changes by the operations of the REST API, as their caller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Final
+
+from tidemill.admin.cluster.own_operations import OwnOperation
+from tidemill.admin.definitions.plan import PlannedChange
+from tidemill.admin.http.rest_calls import CallProblem, Document, RestCalls
+from tidemill.admin.json.definitions import DefinitionAction, DefinitionChangeView, DefinitionKind
+from tidemill.common.errors import BadRequest, Conflict, Forbidden, RequestError
+
+AT_ONCE: Final = 8  # dry runs
+SHOWN_MAX: Final = 5  # refused changes in an error
+_DRY: Final = {"dryRun": True}
+# The counts of the dry run of a deletion that are no loss.
+_NO_LOSS: Final = frozenset({"dryRun", "by", "topic", "group", "user", "role", "quota"})
+
+
+async def checked_changes(
+    calls: RestCalls, changes: Sequence[PlannedChange]
+) -> list[DefinitionChangeView]:
+    """Return all changes after their dry runs.
+
+    Raises Forbidden, Conflict or BadRequest with the first SHOWN_MAX refused ones.
+    """
+    slots = asyncio.Semaphore(AT_ONCE)
+    made = _Made(changes)
+    refused: list[tuple[PlannedChange, CallProblem]] = []
+
+    async def check(change: PlannedChange) -> DefinitionChangeView | None:
+        async with slots:
+            try:
+                return await made.check(calls, change)
+            except CallProblem as problem:
+                refused.append((change, problem))
+                return None
+
+    views = await asyncio.gather(*map(check, changes))
+    if refused:
+        raise _refusal(refused)
+    return [view for view in views if view is not None]
+
+
+async def apply_changes(
+    calls: RestCalls, changes: Sequence[PlannedChange], operation: OwnOperation
+) -> None:
+    """Make the changes one after the other, until the operation is cancelled."""
+    for change in changes:
+        if operation.is_cancelled:
+            return
+        try:
+            await _make(calls, change, is_dry=False)
+        except CallProblem as problem:
+            operation.count(f"{change.title}: {problem.detail}")
+        else:
+            operation.count()
+
+
+class _Made:
+    """The users and roles that a file makes, whose dry runs do not know each other."""
+
+    def __init__(self, changes: Sequence[PlannedChange]) -> None:
+        new = [change for change in changes if change.action is DefinitionAction.CREATE]
+        self._roles = {one.name for one in new if one.type.kind is DefinitionKind.ROLE}
+        self._users = {f"user/{one.name}" for one in new if one.type.kind is DefinitionKind.USER}
+        self._loses_users = any(
+            one.type.kind is DefinitionKind.USER and one.action is not DefinitionAction.CREATE
+            for one in changes
+        )
+
+    async def check(self, calls: RestCalls, change: PlannedChange) -> DefinitionChangeView:
+        """Make the dry run of a change. Raises CallProblem."""
+        kind, body = change.type.kind, change.body
+        if body is None:
+            if kind is DefinitionKind.ROLE and self._loses_users:
+                return _view(change, {})  # A user may have the role until its own change.
+            return _view(change, await _make(calls, change, is_dry=True))
+        if kind is DefinitionKind.QUOTA and change.name in self._users:
+            return _view(change, body)
+        if kind is DefinitionKind.USER and (given := body.get("roles")):
+            known = [role for role in given if role not in self._roles]
+            planned = change._replace(body={**body, "roles": known})
+            view = _view(change, await _make(calls, planned, is_dry=True))
+            view.after = {**(view.after or {}), "roles": given}
+            return view
+        return _view(change, await _make(calls, change, is_dry=True))
+
+
+async def _make(calls: RestCalls, change: PlannedChange, *, is_dry: bool) -> Document:
+    query = _DRY if is_dry else None
+    method = "DELETE" if change.body is None else "PUT"
+    try:
+        return (await calls.call(method, change.path, query, change.body)).document
+    except CallProblem as problem:
+        # Of users and roles: the object was deleted by somebody else, which is as wanted.
+        if method == "DELETE" and problem.status is HTTPStatus.NOT_FOUND:
+            return {}
+        raise
+
+
+def _view(change: PlannedChange, document: Document) -> DefinitionChangeView:
+    view = DefinitionChangeView(
+        kind=change.type.kind, name=change.name, action=change.action, before=change.before
+    )
+    if change.body is None:
+        lost = {name: value for name, value in document.items() if name not in _NO_LOSS}
+        view.loss = {name: value for name, value in lost.items() if value} or None
+    else:
+        view.after = change.type.settings_of(document)
+        view.note = document.get("warning")
+    is_new_user = change.type.kind is DefinitionKind.USER and change.before is None
+    if is_new_user:
+        view.note = f"it has no known secret; make one: tidemill user rotate {change.name}"
+    return view
+
+
+def _refusal(refused: list[tuple[PlannedChange, CallProblem]]) -> RequestError:
+    """Return the error of the whole file."""
+    shown = [f"{change.title}: {problem.detail}" for change, problem in refused[:SHOWN_MAX]]
+    if len(refused) > SHOWN_MAX:
+        shown.append(f"and {len(refused) - SHOWN_MAX} more")
+    text = f"{len(refused)} changes are refused, so nothing has changed: {'; '.join(shown)}"
+    statuses = {problem.status for _, problem in refused}
+    if HTTPStatus.FORBIDDEN in statuses:
+        return Forbidden(text)
+    return BadRequest(text) if HTTPStatus.BAD_REQUEST in statuses else Conflict(text)

@@ -1,0 +1,308 @@
+"""Topics, consumer groups and users from the JSON of `rabbitmqctl export_definitions`.
+
+An exchange becomes a topic, and a queue the consumer group of the topics of its exchanges. The
+routing key of a direct binding is the tag by which the consumers of the group subscribe.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Any, Final, final
+
+from tidemill.admin.definitions.conversion import (
+    Foreign,
+    Report,
+    listed,
+    number,
+    own_group,
+    own_topic,
+    own_user,
+    part,
+    reason_of,
+    retention_of,
+    text,
+)
+from tidemill.admin.json.definitions import ConversionView, ForeignFile
+from tidemill.common.errors import Conflict, ServiceError
+
+DEFAULT_VHOST: Final = "/"
+ATTEMPTS_MAX: Final = 1_000
+_KNOWN: Final = frozenset(
+    {"vhosts", "users", "permissions", "queues", "exchanges", "bindings", "policies"}
+)
+_TAG: Final = re.compile("[A-Za-z0-9_.:-]+")
+_STRANGE: Final = re.compile("[^A-Za-z0-9_-]")
+_LITERAL: Final = re.compile(r"\^([A-Za-z0-9_-]+)\$")
+_BEGIN: Final = re.compile(r"\^([A-Za-z0-9_-]+)\.\*\$?")
+_ALL: Final = frozenset({".*", "^.*$", "^.*"})
+_DELAYED: Final = "x-delayed-message"
+# Arguments of queues that need nothing here: storage and replication are of the cluster.
+_NEEDLESS: Final = frozenset({"x-queue-type", "x-quorum-initial-group-size", "x-queue-mode"})
+_CONVERTED: Final = frozenset({"x-delivery-limit", "x-message-ttl", "x-single-active-consumer"})
+
+
+def converted_from_rabbitmq(exported: ForeignFile) -> ConversionView:
+    """Return our file and the report. Raises Conflict."""
+    if not _KNOWN & set(exported):
+        raise Conflict(
+            "the file has no queues, exchanges or users; export it with rabbitmqctl"
+            " export_definitions"
+        )
+    conversion = _Conversion(exported)
+    conversion.convert()
+    return conversion.report.view()
+
+
+@final
+class _Conversion:
+    """The conversion of one file."""
+
+    def __init__(self, exported: ForeignFile) -> None:
+        self.report = Report()
+        self._exported = exported
+        self._topics: dict[tuple[str, str], str] = {}  # by vhost and exchange
+        self._kinds: dict[tuple[str, str], str] = {}  # of the same
+        self._groups: dict[tuple[str, str], str] = {}  # by vhost and queue
+        self._topics_of: defaultdict[str, set[str]] = defaultdict(set)  # by group
+
+    def convert(self) -> None:
+        """Convert all objects; the later kinds need the names of the earlier ones."""
+        for one in listed(self._exported, "vhosts"):
+            self._convert_vhost(text(one, "name"))
+        for one in listed(self._exported, "exchanges"):
+            self._convert_exchange(one)
+        bound = {
+            (text(one, "vhost"), text(one, "destination"))
+            for one in listed(self._exported, "bindings")
+        }
+        for one in listed(self._exported, "queues"):
+            self._convert_queue(one, is_bound=(text(one, "vhost"), text(one, "name")) in bound)
+        for one in listed(self._exported, "bindings"):
+            self._convert_binding(one)
+        for one in listed(self._exported, "queues"):
+            self._convert_retention(one)
+        for one in listed(self._exported, "users"):
+            self._convert_user(one)
+        for one in listed(self._exported, "permissions"):
+            self._convert_permission(one)
+        for one in listed(self._exported, "policies"):
+            keys = ", ".join(sorted(part(one, "definition"))) or "nothing"
+            self.report.skipped(
+                f"policy {text(one, 'name')}",
+                f"a policy has a regular expression; set {keys} at each topic or group",
+            )
+        for field, value in self._exported.items():
+            if field not in _KNOWN and isinstance(value, list):
+                for one in listed(self._exported, field):
+                    name = text(one, "name") or text(one, "user")
+                    self.report.skipped(f"{field} {name}", "this kind has no equivalent")
+
+    def _convert_vhost(self, name: str) -> None:
+        if name == DEFAULT_VHOST:
+            self.report.converted("vhost /", "names without a namespace")
+        else:
+            target = f"namespace {_namespace(name)}"
+            self.report.changed(f"vhost {name}", target, "clients set the namespace")
+
+    def _convert_exchange(self, one: Foreign) -> None:
+        vhost, name = text(one, "vhost"), text(one, "name")
+        kind, source = text(one, "type"), f"exchange {vhost} {name}"
+        if not name or name.startswith("amq."):
+            self.report.skipped(source, "an exchange that RabbitMQ makes itself")
+            return
+        if kind == "headers":
+            self.report.skipped(source, "headers exchanges have no equivalent: use a SQL filter")
+            return
+        try:
+            own, renamed = own_topic(_prefixed(vhost, name))
+        except ServiceError as error:
+            self.report.skipped(source, reason_of(error))
+            return
+        reasons = [renamed]
+        if kind == "topic":
+            reasons.append("a tag has no wildcards: bindings with * or # are skipped")
+        if text(part(one, "arguments"), "alternate-exchange"):
+            reasons.append("there is no alternate exchange: a topic keeps unread messages")
+        if own in self.report.objects["topics"]:
+            self.report.skipped(source, f"another exchange became the topic {own} already")
+            return
+        is_delayed = kind == _DELAYED
+        delayed_kind = text(part(one, "arguments"), "x-delayed-type")
+        self._kinds[vhost, name] = delayed_kind if is_delayed else kind
+        self._topics[vhost, name] = own
+        self.report.objects["topics"][own] = {"messageType": "DELAY"} if is_delayed else {}
+        self.report.changed(source, f"topic {own}", *reasons)
+
+    def _convert_queue(self, one: Foreign, *, is_bound: bool) -> None:
+        vhost, name = text(one, "vhost"), text(one, "name")
+        source, given = f"queue {vhost} {name}", part(one, "arguments")
+        try:
+            own, renamed = own_group(_prefixed(vhost, name))
+        except ServiceError as error:
+            self.report.skipped(source, reason_of(error))
+            return
+        if own in self.report.objects["groups"]:
+            self.report.skipped(source, f"another queue became the group {own} already")
+            return
+        settings, reasons = _group_of(given)
+        target = f"group {own}"
+        if not is_bound:
+            # The default exchange routes by the name of the queue.
+            self.report.objects["topics"].setdefault(own, {})
+            self._topics_of[own].add(own)
+            target = f"topic {own} and group {own}"
+            reasons.append(f"it has no binding: producers send to the topic {own}")
+        self._groups[vhost, name] = own
+        self.report.objects["groups"][own] = settings
+        self.report.changed(source, target, renamed, *reasons)
+
+    def _convert_binding(self, one: Foreign) -> None:
+        vhost, exchange = text(one, "vhost"), text(one, "source")
+        destination, key = text(one, "destination"), text(one, "routing_key")
+        source = f"binding {vhost} {exchange} -> {destination} {key}".rstrip()
+        group = self._groups.get((vhost, destination))
+        topic = self._topics.get((vhost, exchange))
+        if text(one, "destination_type") == "exchange":
+            self.report.skipped(source, "a topic does not feed another topic: send to both")
+        elif not exchange and group is not None:
+            self.report.objects["topics"].setdefault(group, {})
+            self._topics_of[group].add(group)
+            self.report.changed(source, f"topic {group}", "producers send to the topic by its name")
+        elif topic is None or group is None:
+            missing = "exchange" if topic is None else "queue"
+            self.report.skipped(source, f"its {missing} was not converted")
+        elif "*" in key or "#" in key:
+            self.report.skipped(source, "a tag has no wildcards: use a SQL filter, or several tags")
+        else:
+            self._topics_of[group].add(topic)
+            kind = self._kinds[vhost, exchange]
+            if kind == "fanout" or not key:
+                self.report.converted(source, f"group {group} subscribes to topic {topic}")
+            elif _TAG.fullmatch(key):
+                self.report.converted(
+                    source, f"group {group} subscribes to topic {topic} with the tag {key}"
+                )
+            else:
+                self.report.skipped(source, "the routing key has characters that no tag has")
+
+    def _convert_retention(self, one: Foreign) -> None:
+        """Set the retention of the topics of a queue with a time to live; the longest one wins."""
+        ttl_ms = number(part(one, "arguments"), "x-message-ttl")
+        group = self._groups.get((text(one, "vhost"), text(one, "name")))
+        if ttl_ms is None or group is None:
+            return
+        own_ms, _ = retention_of(ttl_ms)
+        for topic in self._topics_of[group]:
+            settings = self.report.objects["topics"][topic]
+            known_ms = settings.get("retention", {}).get("ms", 0)
+            settings["retention"] = {"ms": max(known_ms, own_ms)}
+
+    def _convert_user(self, one: Foreign) -> None:
+        name = text(one, "name")
+        source = f"user {name}"
+        own, renamed = own_user(name)
+        if not own:
+            self.report.skipped(source, "it has no name")
+            return
+        tags = one.get("tags", "")
+        words = tags.split(",") if isinstance(tags, str) else [str(each) for each in tags]
+        reasons = [renamed, f"its password is not portable: tidemill user rotate {own}"]
+        if "administrator" in words:
+            reasons.append(f"it was an administrator: tidemill user set {own} --super")
+        reasons.append("it is disabled")
+        self.report.objects["users"][own] = {"enabled": False, "entries": []}
+        self.report.changed(source, f"user {own}", *reasons)
+
+    def _convert_permission(self, one: Foreign) -> None:
+        vhost, name = text(one, "vhost"), own_user(text(one, "user"))[0]
+        source = f"permission of {text(one, 'user')} on {vhost}"
+        user = self.report.objects["users"].get(name)
+        if user is None:
+            self.report.skipped(source, "its user is not in the file")
+            return
+        strange = []
+        for field, resource, actions in (
+            ("write", "Topic", ["Pub", "Get"]),
+            ("read", "Group", ["Sub", "Get"]),
+            ("configure", "Topic", ["Create", "Update", "Delete"]),
+            ("configure", "Group", ["Create", "Update", "Delete"]),
+        ):
+            pattern = text(one, field)
+            names = _names_of(vhost, pattern)
+            if names is None:
+                strange.append(f"{field} {pattern}")
+                continue
+            if names and field == "read":
+                self._let_read(user, names)
+            if names:
+                user["entries"].append({"resource": f"{resource}:{names}", "actions": actions})
+        if strange:
+            reason = f"only ^NAME$, ^BEGIN.* and .* are converted, not {', '.join(strange)}"
+            self.report.changed(source, f"entries of {name}", reason)
+        else:
+            self.report.converted(source, f"entries of {name}")
+
+    def _let_read(self, user: dict[str, Any], names: str) -> None:
+        """Let a user read the topics of its consumer groups."""
+        if names == "*":
+            user["entries"].append({"resource": "Topic:*", "actions": ["Sub", "Get"]})
+            return
+        begin = names.removesuffix("*")
+        matching = [
+            group
+            for group in self._topics_of
+            if group == names or (names.endswith("*") and group.startswith(begin))
+        ]
+        topics = sorted({topic for group in matching for topic in self._topics_of[group]})
+        for topic in topics:
+            user["entries"].append({"resource": f"Topic:{topic}", "actions": ["Sub", "Get"]})
+
+
+def _prefixed(vhost: str, name: str) -> str:
+    return name if vhost in {DEFAULT_VHOST, ""} else f"{_namespace(vhost)}%{name}"
+
+
+def _namespace(vhost: str) -> str:
+    return _STRANGE.sub("-", vhost)
+
+
+def _names_of(vhost: str, pattern: str) -> str | None:
+    """Return the names of a permission: "", NAME, BEGIN* or *; None: it is another pattern."""
+    if not pattern or pattern == "^$":
+        return ""
+    if pattern in _ALL:
+        return _prefixed(vhost, "*")
+    if found := _LITERAL.fullmatch(pattern):
+        return _prefixed(vhost, found.group(1))
+    if found := _BEGIN.fullmatch(pattern):
+        return _prefixed(vhost, f"{found.group(1)}*")
+    return None
+
+
+def _group_of(arguments: Foreign) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings of a consumer group from the arguments of a queue, and the changes."""
+    settings: dict[str, Any] = {}
+    reasons = []
+    limit = number(arguments, "x-delivery-limit")
+    if limit is not None and limit >= 0:
+        settings["maxAttempts"] = min(limit + 1, ATTEMPTS_MAX)
+    if arguments.get("x-single-active-consumer"):
+        settings["deliveryOrder"] = "FIFO"
+        reasons.append(
+            "a single active consumer becomes a FIFO group: messages of one message group are"
+            " delivered in order, to any of its consumers"
+        )
+    ttl_ms = number(arguments, "x-message-ttl")
+    if ttl_ms is not None:
+        reasons.append(f"its time to live of {ttl_ms} ms is the retention of its topics, for all")
+        reasons.append(retention_of(ttl_ms)[1])
+    if "x-dead-letter-exchange" in arguments:
+        reasons.append("its dead letters are in tidemill dead-letter list, not in an exchange")
+    if "x-max-priority" in arguments:
+        reasons.append("priorities are of a topic: set its type to PRIORITY")
+    told = {"x-dead-letter-exchange", "x-dead-letter-routing-key", "x-max-priority"}
+    others = sorted(set(arguments) - _NEEDLESS - _CONVERTED - told)
+    if others:
+        reasons.append(f"{', '.join(others)} has no equivalent")
+    return settings, reasons

@@ -1,0 +1,147 @@
+"""Topics and consumer groups from the JSON of RocketMQ's `mqadmin exportMetadata`."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tidemill.admin.definitions.conversion import (
+    Foreign,
+    Report,
+    number,
+    own_group,
+    own_topic,
+    part,
+    reason_of,
+    text,
+)
+from tidemill.admin.json.definitions import ConversionView, ForeignFile
+from tidemill.admin.json.topics import TopicTypeView
+from tidemill.common.errors import Conflict, ServiceError
+
+QUEUES_MAX: Final = 1_024
+ATTEMPTS_MAX: Final = 1_000
+RETRIES_DEFAULT: Final = 16  # of RocketMQ; -1 means it
+TOPICS: Final = "topicConfigTable"
+GROUPS: Final = "subscriptionGroupTable"
+_SYSTEM: Final = frozenset(
+    {
+        "TBW102",
+        "SELF_TEST_TOPIC",
+        "BenchmarkTest",
+        "OFFSET_MOVED_EVENT",
+        "SCHEDULE_TOPIC_XXXX",
+        "TOOLS_CONSUMER",
+        "SELF_TEST_P_GROUP",
+        "SELF_TEST_C_GROUP",
+        "FILTERSRV_CONSUMER",
+        "__MONITOR_CONSUMER",
+        "CLIENT_INNER_PRODUCER",
+        "CID_ONSAPI_OWNER",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_PULL",
+        "CID_ONS-HTTP-PROXY",
+    }
+)
+_SYSTEM_PREFIXES: Final = ("%RETRY%", "%DLQ%", "RMQ_SYS_", "rmq_sys_", "CID_RMQ_SYS_", "%SYS%")
+_WRITABLE: Final = 2  # the bit of `perm`
+
+
+def converted_from_rocketmq(exported: ForeignFile) -> ConversionView:
+    """Return our file and the report. Raises Conflict."""
+    if TOPICS not in exported and GROUPS not in exported:
+        raise Conflict(
+            f"the file has neither {TOPICS} nor {GROUPS}; export it with mqadmin exportMetadata"
+        )
+    report = Report()
+    for name in part(exported, TOPICS):
+        _convert_topic(name, part(part(exported, TOPICS), name), report)
+    for name in part(exported, GROUPS):
+        _convert_group(name, part(part(exported, GROUPS), name), report)
+    for field in exported:
+        if field not in {TOPICS, GROUPS}:
+            report.skipped(field, "only topics and subscription groups are converted")
+    return report.view()
+
+
+def _is_system(name: str) -> bool:
+    return name in _SYSTEM or name.startswith(_SYSTEM_PREFIXES)
+
+
+def _convert_topic(name: str, config: Foreign, report: Report) -> None:
+    source = f"topic {name}"
+    if _is_system(name):
+        report.skipped(source, "a system topic of RocketMQ")
+        return
+    try:
+        own, renamed = own_topic(name)
+    except ServiceError as error:
+        report.skipped(source, reason_of(error))
+        return
+    reasons = [renamed]
+    attributes = part(config, "attributes")
+    kind = text(attributes, "message.type") or text(attributes, "+message.type")
+    settings: dict[str, Any] = {}
+    if kind in TopicTypeView.__members__:
+        settings["messageType"] = kind
+    elif kind and kind != "UNSPECIFIED":
+        reasons.append(
+            f"message type {kind} is unknown here; the topic accepts all but special ones"
+        )
+    queues = number(config, "writeQueueNums") or 0
+    if queues:
+        settings["queues"] = min(queues, QUEUES_MAX)
+        if queues > QUEUES_MAX:
+            reasons.append(f"{queues} queues; a topic has at most {QUEUES_MAX}")
+    permission = number(config, "perm")
+    if permission is not None and not permission & _WRITABLE:
+        reasons.append("it was read-only, and accepts messages here: take Pub from its producers")
+    report.objects["topics"][own] = settings
+    report.changed(source, f"topic {own}", *reasons)
+
+
+def _convert_group(name: str, config: Foreign, report: Report) -> None:
+    source = f"subscription group {name}"
+    if _is_system(name):
+        report.skipped(source, "a system group of RocketMQ")
+        return
+    try:
+        own, renamed = own_group(name)
+    except ServiceError as error:
+        report.skipped(source, reason_of(error))
+        return
+    reasons = [renamed]
+    retries = number(config, "retryMaxTimes")
+    attempts = (RETRIES_DEFAULT if retries is None or retries < 0 else retries) + 1
+    if attempts > ATTEMPTS_MAX:
+        reasons.append(f"{attempts} attempts; a group has at most {ATTEMPTS_MAX}")
+    settings: dict[str, Any] = {
+        "deliveryOrder": "FIFO" if config.get("consumeMessageOrderly") else "CONCURRENT",
+        "maxAttempts": min(attempts, ATTEMPTS_MAX),
+        "startFrom": "latest" if config.get("consumeFromMinEnable") is False else "earliest",
+    }
+    retry = _retry_of(part(config, "groupRetryPolicy"))
+    if retry is not None:
+        settings["retry"] = retry
+    if config.get("consumeEnable") is False:
+        reasons.append(f"it was disabled: pause it with tidemill group pause {own}")
+    report.objects["groups"][own] = settings
+    report.changed(source, f"group {own}", *reasons)
+
+
+def _retry_of(policy: Foreign) -> dict[str, Any] | None:
+    """Return our retry policy; None: the default, as that of RocketMQ."""
+    exponential = part(policy, "exponentialRetryPolicy")
+    if exponential:
+        return {
+            "exponential": {
+                "initialMs": number(exponential, "initial") or 5_000,
+                "maxMs": number(exponential, "max") or 7_200_000,
+                "multiplier": number(exponential, "multiplier") or 2,
+            }
+        }
+    delays = part(policy, "customizedRetryPolicy").get("next")
+    if not isinstance(delays, list) or not delays:
+        return None
+    if not all(isinstance(each, int) and each > 0 for each in delays):
+        raise Conflict("the delays of a customizedRetryPolicy are not all whole numbers above 0")
+    return {"customized": {"nextMs": delays[:100]}}

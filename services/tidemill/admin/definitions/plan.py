@@ -1,0 +1,164 @@
+"""The changes that make a cluster as a file defines it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from tidemill.admin.definitions.export import (
+    Definition,
+    Settings,
+    group_settings,
+    quota_settings,
+    role_settings,
+    topic_settings,
+    user_settings,
+)
+from tidemill.admin.json.definitions import DefinitionAction, DefinitionKind, Definitions
+from tidemill.admin.json.security import EntryView
+from tidemill.admin.routes.security import entries_of, entry_views
+from tidemill.common.errors import Conflict
+
+OBJECTS_MAX: Final = 10_000  # of a kind in one call: their dry runs take half a minute
+# Parts of settings that a missing field of the part leaves as they are.
+_MERGED: Final = frozenset({"retention", "transaction", "dedup"})
+_NAMES: Final = frozenset({"name", "kind", "subject"})
+_DEDUP: Final = "dedup"
+_UNORDERED: Final = frozenset({"roles", "serviceAccounts", "certificates"})
+
+
+class DefinitionType(NamedTuple):
+    """How the REST API serves a kind of objects."""
+
+    kind: DefinitionKind
+    field: str  # of the file, and of the path
+    name: Callable[[Definition], str]
+    settings_of: Callable[[Settings], Settings]  # from a document of the API
+
+
+def _name(one: Definition) -> str:
+    return str(one["name"])
+
+
+def _quota_name(one: Definition) -> str:
+    return f"{one['kind']}/{one['subject']}"
+
+
+# In the order in which objects are made: a user needs its roles, and a quota its subject.
+TYPES: Final = (
+    DefinitionType(DefinitionKind.ROLE, "roles", _name, role_settings),
+    DefinitionType(DefinitionKind.USER, "users", _name, user_settings),
+    DefinitionType(DefinitionKind.TOPIC, "topics", _name, topic_settings),
+    DefinitionType(DefinitionKind.GROUP, "groups", _name, group_settings),
+    DefinitionType(DefinitionKind.QUOTA, "quotas", _quota_name, quota_settings),
+)
+# A PUT of the other kinds replaces all fields.
+_PARTIAL: Final = frozenset({DefinitionKind.TOPIC, DefinitionKind.GROUP, DefinitionKind.USER})
+
+
+class PlannedChange(NamedTuple):
+    """A change of one object, as a call of the REST API."""
+
+    type: DefinitionType
+    name: str
+    action: DefinitionAction
+    body: Settings | None  # None: a deletion
+    before: Settings | None  # None: it is new
+
+    @property
+    def path(self) -> str:
+        """The path of the object in the REST API."""
+        return f"/{self.type.field}/{self.name}"
+
+    @property
+    def title(self) -> str:
+        """The kind and the name, for errors."""
+        return f"{self.type.kind} {self.name}"
+
+
+def planned_changes(
+    current: Definitions, wanted: Definitions, *, prune: bool
+) -> list[PlannedChange]:
+    """Return the changes in the order in which they are made. Raises Conflict."""
+    changes: list[PlannedChange] = []
+    deletions: list[PlannedChange] = []
+    for type_ in TYPES:
+        listed = _listed(wanted, type_)
+        if listed is None:
+            continue
+        if len(listed) > OBJECTS_MAX:
+            raise Conflict(f"{len(listed)} {type_.field}; apply at most {OBJECTS_MAX} at once")
+        known = {type_.name(one): one for one in _listed(current, type_) or ()}
+        changes += _puts(type_, listed, known)
+        if prune:
+            kept = {type_.name(one) for one in listed}
+            deletions += [
+                PlannedChange(type_, name, DefinitionAction.DELETE, None, _settings(one))
+                for name, one in known.items()
+                if name not in kept
+            ]
+    return changes + deletions[::-1]
+
+
+def _puts(
+    type_: DefinitionType, listed: Sequence[Definition], known: dict[str, Definition]
+) -> Iterator[PlannedChange]:
+    seen: set[str] = set()
+    for one in listed:
+        name = type_.name(one)
+        if name in seen:
+            raise Conflict(f"the file defines the {type_.kind} {name} twice; keep one of them")
+        seen.add(name)
+        given = _settings(one)
+        if name not in known:
+            yield PlannedChange(type_, name, DefinitionAction.CREATE, given, None)
+            continue
+        before = _settings(known[name])
+        changed = {
+            field: value
+            for field, value in given.items()
+            if _merged(field, before.get(field), value) != _sorted(field, before.get(field))
+        }
+        if changed:
+            body = changed if type_.kind in _PARTIAL else {**before, **given}
+            yield PlannedChange(type_, name, DefinitionAction.CHANGE, body, before)
+
+
+def _listed(definitions: Definitions, type_: DefinitionType) -> list[Definition] | None:
+    """Return the objects of a kind as JSON, with the fields that are given; None: no list."""
+    objects = getattr(definitions, type_.field)
+    if objects is None:
+        return None
+    return [one.model_dump(mode="json", by_alias=True, exclude_unset=True) for one in objects]
+
+
+def _settings(one: Definition) -> Settings:
+    """Return a definition without its name, with its entries as the API shows them.
+
+    A field with null is missing, except `dedup`, where null means off.
+    """
+    settings = {
+        field: value
+        for field, value in one.items()
+        if field not in _NAMES and (value is not None or field == _DEDUP)
+    }
+    if "entries" in settings:
+        settings["entries"] = _canonical_entries(settings["entries"])
+    return settings
+
+
+def _merged(field: str, before: Any, given: Any) -> Any:
+    """Return the value of a field after the change."""
+    if field in _MERGED and isinstance(before, dict) and isinstance(given, dict):
+        return {**before, **given}
+    return _sorted(field, given)
+
+
+def _sorted(field: str, value: Any) -> Any:
+    return sorted(value) if field in _UNORDERED and isinstance(value, list) else value
+
+
+def _canonical_entries(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return entries as the API shows them, so that equal ones compare as equal."""
+    views = [EntryView.model_validate(each) for each in entries]
+    return [view.model_dump(mode="json") for view in entry_views(entries_of(views))]

@@ -1,0 +1,131 @@
+"""Definitions: the configuration of a cluster as one file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from http import HTTPStatus
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Body, Query, Request, Response
+
+from tidemill.admin.cluster.own_operations import OwnOperation
+from tidemill.admin.definitions.applying import apply_changes, checked_changes
+from tidemill.admin.definitions.export import read_definitions
+from tidemill.admin.definitions.from_rabbitmq import converted_from_rabbitmq
+from tidemill.admin.definitions.from_rocketmq import converted_from_rocketmq
+from tidemill.admin.definitions.plan import planned_changes
+from tidemill.admin.http.preconditions import ETAG
+from tidemill.admin.http.rest_calls import RestCalls
+from tidemill.admin.json.definitions import (
+    ConversionSource,
+    ConversionView,
+    Definitions,
+    DefinitionsApplyView,
+    ForeignFile,
+)
+from tidemill.admin.json.operations import OperationKindView
+from tidemill.admin.routes import Access, Caller, Cluster, DryRun, SecurityItems
+from tidemill.admin.routes.dead_letter_changes import OperationKey
+from tidemill.admin.routes.operations import Operations
+
+router = APIRouter(tags=["definitions"])
+
+# Parsing JSON that consists of commas takes forty times its size.
+BODY_BYTES_MAX: Final = 2 << 20
+DEFINITIONS: Final = re.compile("/api/v1/definitions:(apply|convert)")
+_CONVERTERS: Final = {
+    ConversionSource.RABBITMQ: converted_from_rabbitmq,
+    ConversionSource.ROCKETMQ: converted_from_rocketmq,
+}
+
+
+@router.get("/definitions", response_model_exclude_unset=True)
+async def get_definitions(
+    cluster: Cluster, items: SecurityItems, access: Access, response: Response
+) -> Definitions:
+    """Return the configuration of the cluster: roles, users, topics, consumer groups and quotas.
+
+    It has what the caller may get, in a fixed order, and no secrets. Runtime data is missing: users
+    of clients, positions of consumer groups, pauses, bans and tokens.
+    """
+    found = await read_definitions(cluster, items, access)
+    text = json.dumps(found.model_dump(mode="json", by_alias=True, exclude_unset=True))
+    response.headers[ETAG] = f'"{hashlib.blake2s(text.encode(), digest_size=8).hexdigest()}"'
+    return found
+
+
+@router.post(
+    "/definitions:apply",
+    response_model_exclude_none=True,
+    responses={202: {"description": "An operation has begun.", "model": DefinitionsApplyView}},
+)
+async def apply_definitions(
+    wanted: Definitions,
+    request: Request,
+    cluster: Cluster,
+    items: SecurityItems,
+    access: Access,
+    caller: Caller,
+    operations: Operations,
+    key: OperationKey,
+    response: Response,
+    prune: Annotated[
+        bool, Query(description="Delete the objects of the listed kinds that the file lacks.")
+    ] = False,
+    dry_run: DryRun = False,
+) -> DefinitionsApplyView:
+    """Make the cluster as the file defines it.
+
+    A missing field of an object does not change. All changes are checked first, each with the right
+    and the dry run of its own operation; a refused one refuses the file. Then an operation makes
+    them, roles and users first, deletions last.
+    """
+    sent = {"prune": prune, "file": wanted.model_dump(mode="json", exclude_unset=True)}
+    if not dry_run and (begun := operations.find_by_key(key, sent)) is not None:
+        response.status_code = HTTPStatus.ACCEPTED
+        return DefinitionsApplyView(dry_run=False, by=caller, changes=[], operation=begun.view)
+    current = await read_definitions(cluster, items, access)
+    changes = planned_changes(current, wanted, prune=prune)
+    calls = RestCalls(request.app.state.api or request.app, request.scope)
+    view = DefinitionsApplyView(
+        dry_run=dry_run, by=caller, changes=await checked_changes(calls, changes)
+    )
+    if dry_run or not changes:
+        return view
+
+    async def work(operation: OwnOperation) -> None:
+        await apply_changes(calls, changes, operation)
+
+    view.operation = operations.start(
+        OperationKindView.APPLY_DEFINITIONS,
+        work,
+        total=len(changes),
+        by=caller,
+        user=access.user,
+        key=key,
+        request=sent,
+    ).view
+    response.status_code = HTTPStatus.ACCEPTED
+    return view
+
+
+@router.post("/definitions:convert", response_model_exclude_unset=True)
+async def convert_definitions(
+    source: Annotated[
+        ConversionSource, Query(alias="from", description="The broker that exported the file.")
+    ],
+    exported: Annotated[
+        ForeignFile,
+        Body(
+            description="The file: of `rabbitmqctl export_definitions`, or the JSON of `mqadmin"
+            " exportMetadata`."
+        ),
+    ],
+) -> ConversionView:
+    """Convert the definitions of another broker. Nothing changes: apply the result afterwards.
+
+    The report has one row for each object of the file.
+    """
+    return _CONVERTERS[source](exported)

@@ -1,0 +1,207 @@
+"""Definitions of RabbitMQ and RocketMQ become ours, with a report row for each object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidemill.admin.definitions.from_rabbitmq import converted_from_rabbitmq
+from tidemill.admin.definitions.from_rocketmq import converted_from_rocketmq
+from tidemill.admin.json.definitions import ConversionOutcome, ConversionView
+from tidemill.common.errors import Conflict
+
+CONVERTED, CHANGED = ConversionOutcome.CONVERTED, ConversionOutcome.CHANGED
+SKIPPED = ConversionOutcome.SKIPPED
+
+
+def rows(view: ConversionView) -> dict[str, tuple[ConversionOutcome, str]]:
+    return {row.source: (row.outcome, row.reason or row.target or "") for row in view.report}
+
+
+def objects(view: ConversionView, kind: str) -> dict[str, dict[str, Any]]:
+    listed = view.definitions.model_dump(by_alias=True, mode="json", exclude_unset=True)[kind]
+    return {one.pop("name"): one for one in listed}
+
+
+RABBITMQ: dict[str, Any] = {
+    "rabbit_version": "4.1.0",
+    "vhosts": [{"name": "/"}, {"name": "shop"}],
+    "exchanges": [
+        {"vhost": "/", "name": "orders", "type": "direct", "arguments": {}},
+        {"vhost": "/", "name": "news", "type": "fanout"},
+        {"vhost": "shop", "name": "events.v1", "type": "topic"},
+        {"vhost": "/", "name": "by-header", "type": "headers"},
+        {"vhost": "/", "name": "amq.direct", "type": "direct"},
+        {
+            "vhost": "/",
+            "name": "later",
+            "type": "x-delayed-message",
+            "arguments": {"x-delayed-type": "direct"},
+        },
+    ],
+    "queues": [
+        {
+            "vhost": "/",
+            "name": "billing",
+            "arguments": {"x-delivery-limit": 4, "x-message-ttl": 3_600_000},
+        },
+        {"vhost": "/", "name": "one", "arguments": {"x-single-active-consumer": True}},
+        {"vhost": "/", "name": "lonely", "arguments": {"x-queue-type": "quorum", "x-expires": 5}},
+        {"vhost": "shop", "name": "mail", "arguments": {"x-message-ttl": 5}},
+    ],
+    "bindings": [
+        binding | {"destination_type": "queue", "routing_key": binding.get("routing_key", "")}
+        for binding in (
+            {"vhost": "/", "source": "orders", "destination": "billing", "routing_key": "paid"},
+            {"vhost": "/", "source": "news", "destination": "billing", "routing_key": "any"},
+            {"vhost": "shop", "source": "events.v1", "destination": "mail", "routing_key": "a.*"},
+            {"vhost": "shop", "source": "events.v1", "destination": "mail", "routing_key": "a.b"},
+            {"vhost": "/", "source": "by-header", "destination": "one"},
+            {"vhost": "/", "source": "later", "destination": "one", "routing_key": "x y"},
+        )
+    ],
+    "users": [
+        {"name": "eve", "password_hash": "x", "tags": ["administrator"]},
+        {"name": "bob", "password_hash": "x", "tags": ""},
+    ],
+    "permissions": [
+        {"user": "eve", "vhost": "/", "configure": "^$", "write": "^orders$", "read": "^bil.*"},
+        {"user": "bob", "vhost": "shop", "configure": ".*", "write": ".*", "read": "(a|b)+"},
+        {"user": "zoe", "vhost": "/", "configure": "", "write": "", "read": ""},
+    ],
+    "policies": [{"vhost": "/", "name": "ttl", "pattern": "(", "definition": {"message-ttl": 1}}],
+    "parameters": [{"name": "federation"}],
+}
+
+
+def test_objects_of_rabbitmq_become_topics_groups_and_users() -> None:
+    view = converted_from_rabbitmq(RABBITMQ)
+    assert objects(view, "topics") == {
+        "later": {"messageType": "DELAY"},
+        "lonely": {},
+        "news": {"retention": {"ms": 3_600_000}},
+        "orders": {"retention": {"ms": 3_600_000}},
+        "shop%events-v1": {"retention": {"ms": 60_000}},
+    }
+    assert objects(view, "groups") == {
+        "billing": {"maxAttempts": 5},
+        "lonely": {},
+        "one": {"deliveryOrder": "FIFO"},
+        "shop%mail": {},
+    }
+    eve, bob = objects(view, "users")["eve"], objects(view, "users")["bob"]
+    assert eve["enabled"] is bob["enabled"] is False
+    granted = {entry["resource"]: entry["actions"] for entry in eve["entries"]}
+    assert granted == {
+        "Topic:orders": ["Sub", "Get"],
+        "Topic:news": ["Sub", "Get"],
+        "Group:bil*": ["Sub", "Get"],
+    } | {"Topic:orders": granted["Topic:orders"]}
+    assert ["Pub", "Get"] in [entry["actions"] for entry in eve["entries"]]
+    assert {entry["resource"] for entry in bob["entries"]} == {"Topic:shop%*", "Group:shop%*"}
+
+
+def test_each_object_of_rabbitmq_has_a_row() -> None:
+    found = rows(converted_from_rabbitmq(RABBITMQ))
+    assert len(found) == sum(len(value) for value in RABBITMQ.values() if isinstance(value, list))
+    assert found["vhost /"][0] is CONVERTED
+    assert found["vhost shop"] == (CHANGED, "clients set the namespace")
+    assert found["exchange / orders"] == (CONVERTED, "topic orders")
+    assert found["exchange shop events.v1"][0] is CHANGED
+    for skipped in (
+        "exchange / by-header",
+        "exchange / amq.direct",
+        "binding shop events.v1 -> mail a.*",
+        "binding / by-header -> one",
+        "binding / later -> one x y",
+        "permission of zoe on /",
+        "policy ttl",
+        "parameters federation",
+    ):
+        assert found[skipped][0] is SKIPPED, skipped
+    assert found["binding / orders -> billing paid"][1].endswith("with the tag paid")
+    assert found["binding / news -> billing any"][1] == "group billing subscribes to topic news"
+    assert "x-expires has no equivalent" in found["queue / lonely"][1]
+    assert "60000" in found["queue shop mail"][1]
+    assert "not read (a|b)+" in found["permission of bob on shop"][1]
+
+
+def test_two_objects_with_one_name_of_ours_are_not_mixed() -> None:
+    exchanges = [{"vhost": "/", "name": name, "type": "fanout"} for name in ("a.b", "a-b")]
+    found = rows(converted_from_rabbitmq({"exchanges": exchanges}))
+    assert (found["exchange / a.b"][0], found["exchange / a-b"][0]) == (CHANGED, SKIPPED)
+
+
+ROCKETMQ: dict[str, Any] = {
+    "topicConfigTable": {
+        "orders": {"writeQueueNums": 16, "perm": 6, "attributes": {"message.type": "FIFO"}},
+        "plain": {"writeQueueNums": 4, "perm": 4},
+        "TBW102": {"writeQueueNums": 8},
+        "%RETRY%billing": {"writeQueueNums": 1},
+    },
+    "subscriptionGroupTable": {
+        "billing": {
+            "retryMaxTimes": 16,
+            "consumeMessageOrderly": True,
+            "consumeFromMinEnable": False,
+            "groupRetryPolicy": {"customizedRetryPolicy": {"next": [1_000, 5_000]}},
+        },
+        "mail": {"retryMaxTimes": -1, "consumeEnable": False},
+        "CID_ONSAPI_OWNER": {},
+    },
+    "dataVersion": {"counter": 1},
+}
+
+
+def test_objects_of_rocketmq_become_topics_and_groups() -> None:
+    view = converted_from_rocketmq(ROCKETMQ)
+    assert objects(view, "topics") == {
+        "orders": {"messageType": "FIFO", "queues": 16},
+        "plain": {"queues": 4},
+    }
+    assert objects(view, "groups") == {
+        "billing": {
+            "deliveryOrder": "FIFO",
+            "maxAttempts": 17,
+            "startFrom": "latest",
+            "retry": {"customized": {"nextMs": [1_000, 5_000]}},
+        },
+        "mail": {"deliveryOrder": "CONCURRENT", "maxAttempts": 17, "startFrom": "earliest"},
+    }
+    found = rows(view)
+    assert found["topic orders"][0] is CONVERTED
+    assert found["topic plain"][0] is CHANGED
+    assert "tidemill group pause mail" in found["subscription group mail"][1]
+    for skipped in ("topic TBW102", "topic %RETRY%billing", "dataVersion"):
+        assert found[skipped][0] is SKIPPED
+    assert found["subscription group CID_ONSAPI_OWNER"][0] is SKIPPED
+
+
+@pytest.mark.parametrize(
+    ("exported", "reason"),
+    [
+        ({"queues": {}}, "not a list of objects"),
+        ({"queues": [5]}, "not a list of objects"),
+        ({"queues": [{"name": 7}]}, "is not a text"),
+        ({"queues": [{"name": "q", "arguments": {"x-delivery-limit": "4"}}]}, "whole number"),
+        ({"topicConfigTable": {}}, "rabbitmqctl"),
+    ],
+)
+def test_a_strange_file_of_rabbitmq_is_refused(exported: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Conflict, match=reason):
+        converted_from_rabbitmq(exported)
+
+
+@pytest.mark.parametrize(
+    ("exported", "reason"),
+    [
+        ({"queues": []}, "mqadmin exportMetadata"),
+        ({"topicConfigTable": []}, "not an object"),
+        ({"topicConfigTable": {"t": {"writeQueueNums": True}}}, "whole number"),
+        ({"topicConfigTable": {"t": {"writeQueueNums": -3}}}, "topics.0.queues"),
+    ],
+)
+def test_a_strange_file_of_rocketmq_is_refused(exported: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Conflict, match=reason):
+        converted_from_rocketmq(exported)
