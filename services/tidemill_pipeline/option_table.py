@@ -107,7 +107,7 @@ SOURCE: Final = (
         "reportProgressAs",
         "",
         "Consumer group that shows the query's progress as its pull offsets, for"
-        " `tidemill group progress`.",
+        " `tidemill group show`.",
     ),
     _batch("endingTimestamp", "", "End of the time range, exclusive. As `startingTimestamp`."),
     _both(

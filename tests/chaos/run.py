@@ -204,8 +204,8 @@ def deliveries_of(cluster: Cluster) -> str:
     They show whether a message that no client reported is in the log, or with a client that hangs.
     """
 
-    found = [cluster.tidemill("group", "progress", role) for role in roles_of(BASIC_TOPICS)]
-    clients = cluster.tidemill("client", "ls")["clients"]
+    found = [cluster.tidemill("group", "show", role) for role in roles_of(BASIC_TOPICS)]
+    clients = cluster.tidemill("client", "list")["clients"]
     found += [cluster.tidemill("client", "show", one["clientId"]) for one in clients]
     return "\n".join(map(json.dumps, found))
 

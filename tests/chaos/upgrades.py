@@ -152,7 +152,7 @@ def replicas_scaled(cluster: Cluster) -> None:
     master_of(cluster)
     cluster.helm("upgrade", str(FIVE_REPLICAS))
     replicas_known(cluster, "0 1 2 3 4")
-    transfer = ("tidemill", "cluster", "transfer", "broker-0", "--to=4")
+    transfer = ("tidemill", "broker-group", "transfer", "broker-0", "--to=4")
     cluster.kubectl("exec", "deployment/tidemill-admin", "--", *transfer)
     cluster.helm("upgrade")
     master_of(cluster)
@@ -215,7 +215,7 @@ def copied_part(cluster: Cluster) -> int:
 
 def log_end(cluster: Cluster, replica: int) -> int:
     """Return the end of a replica's log as it last reported it; 0 without a report."""
-    status = ("tidemill", "cluster", "status", "--output=json")
+    status = ("tidemill", "replica", "list", "--output=json")
     try:
         groups = json.loads(cluster.kubectl("exec", "deployment/tidemill-admin", "--", *status))
     except AssertionError:

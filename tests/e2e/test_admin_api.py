@@ -410,7 +410,7 @@ def test_a_priority_chooses_the_queue_and_is_shown(api: Client) -> None:
     api.put("/topics/plain", json={"messageType": "NORMAL"})
     for refused in ({"priority": 1}, {"priority": 1, "delayMs": 1_000}):
         answer = api.post("/topics/plain/messages", json={"body": "b", **refused})
-        assert "tidemill topic create plain --type PRIORITY" in problem(answer)[2]
+        assert "tidemill topic set plain --type PRIORITY" in problem(answer)[2]
 
 
 def test_a_group_has_a_priority_factor(api: Client) -> None:

@@ -232,7 +232,7 @@ def check_dead(running: Standalone, rest: httpx.Client, name: str) -> None:
     shown = group_of(rest, name)
     assert (shown["state"], shown["reachable"]) == ("draining", False)
     assert "left" not in shown, "nobody knows"
-    assert "backlog unknown" in tidemill(running, "broker-group", "status", name).stdout
+    assert "backlog unknown" in tidemill(running, "broker-group", "show", name).stdout
     assert rest.delete(f"/broker-groups/{name}?dryRun=true").status_code == 409
     assert not rest.delete(f"/broker-groups/{name}").is_success
     forced = ("broker-group", "remove", name, "--force")
@@ -299,7 +299,7 @@ def test_messages_of_a_group_that_has_never_polled_are_not_removed(
     [item] = left["items"]
     assert (item["topic"], item["group"], item["unread"]) == ("orders", "late", True)
     assert item["messages"] == left["messages"] > 0
-    status = tidemill(running, "broker-group", "status", "broker-1").stdout
+    status = tidemill(running, "broker-group", "show", "broker-1").stdout
     assert f"orders for late: {left['messages']} (not read there yet)" in status
 
     planned = tidemill(running, "broker-group", "remove", "broker-1", "--force", "--dry-run")
@@ -331,7 +331,7 @@ def test_removal_is_rejected_while_dedup_keys_are_known(
     known = left["dedupKeys"]
     assert known > 0
     shown = f"0 messages, 0 in flight, 0 delayed, {known} dedup keys"
-    assert shown in tidemill(running, "broker-group", "status", "broker-1").stdout
+    assert shown in tidemill(running, "broker-group", "show", "broker-1").stdout
     for dry_run in ("true", "false"):
         refused = rest.delete(f"/broker-groups/broker-1?dryRun={dry_run}")
         assert refused.status_code == 409
@@ -407,19 +407,20 @@ def test_forget_deletes_pull_offsets_at_every_broker_group(
         return [each["topic"] for each in progress_of(rest, "archive").get("pulled", [])]
 
     assert sorted(pulled()) == ["kept", "orders"]
-    forget = ("group", "forget", "archive", "--topic=orders")
+    forget = ("pull-offset", "delete", "archive", "--topic=orders")
     planned = tidemill(running, *forget, "--dry-run")
-    assert planned.stdout.startswith("would be forgotten: pull offsets of archive in 3 queues of")
+    assert planned.stdout.startswith("would be deleted: pull offsets of archive in 3 queues of")
     assert sorted(pulled()) == ["kept", "orders"]
     with hanging(running, "broker-2"):
         refused = tidemill(running, *forget, "--yes")
         assert "broker-2 cannot be reached: nothing was done" in refused.stderr
     done = tidemill(running, *forget, "--yes")
-    assert done.stdout.startswith("forgotten: pull offsets of archive in 3 queues of orders")
+    assert done.stdout.startswith("deleted: pull offsets of archive in 3 queues of orders")
     assert pulled() == ["kept"]
     assert running.log.read_text().count("pull offsets forgotten") == len(NAMES)
     assert "nothing: archive has no pull offsets" in tidemill(running, *forget, "--yes").stdout
-    assert tidemill(running, "group", "forget", "nobody", "--topic=orders", "--yes").returncode != 0
+    unknown = ("pull-offset", "delete", "nobody", "--topic=orders", "--yes")
+    assert tidemill(running, *unknown).returncode != 0
 
 
 async def receive_all_as(running: Standalone, group: str) -> None:
@@ -444,7 +445,7 @@ def test_listings_name_the_unreachable_broker_group(
         found = progress(rest)
         assert found["unreachable"] == ["broker-2"]
         assert found["total"]["lag"] == COUNT - len(lost)
-        shown = tidemill(running, "group", "progress", "billing")
+        shown = tidemill(running, "group", "show", "billing")
         assert "broker-2 is unreachable" in shown.stderr
         # A change for all broker groups is applied at none.
         refused = begin_to_read(rest)
@@ -562,7 +563,7 @@ def test_a_locked_queue_is_released_at_the_broker_group_that_has_it(
     released = tidemill(
         running,
         "group",
-        "release",
+        "unlock",
         "ordered",
         "--topic=orders",
         f"--queue={place[1]}",

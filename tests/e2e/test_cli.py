@@ -40,15 +40,15 @@ def test_a_topic_from_creation_to_deletion(running: Standalone) -> None:
     assert deleted.returncode == 0
 
 
-def test_create_sets_and_clears_the_delivery_spread(running: Standalone) -> None:
-    def create(*arguments: str) -> str:
-        return tidemill(running, "topic", "create", "spread-out", *arguments).stdout
+def test_set_clears_the_delivery_spread(running: Standalone) -> None:
+    def run(verb: str, *arguments: str) -> str:
+        return tidemill(running, "topic", verb, "spread-out", *arguments).stdout
 
     sentence = "topic spread-out: MIXED, 8 queues, deliveries spread over 5000 ms\n"
-    assert create("--delivery-spread=5s") == sentence
+    assert run("create", "--delivery-spread=5s") == sentence
     sentence = "topic spread-out: changed: MIXED, 8 queues, deliveries spread over 5000 -> 0 ms\n"
-    assert create("--delivery-spread=0s") == sentence
-    assert create() == "topic spread-out: is there, unchanged: MIXED, 8 queues\n"
+    assert run("set", "--delivery-spread=0s") == sentence
+    assert run("set") == "topic spread-out: is there, unchanged: MIXED, 8 queues\n"
 
 
 def test_a_group_from_creation_to_deletion(running: Standalone) -> None:
@@ -130,17 +130,22 @@ def test_a_redirect_is_an_error() -> None:
     assert "307" in answer.stderr
 
 
-def test_create_prints_the_changes(running: Standalone) -> None:
-    def create(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return tidemill(running, "topic", "create", "live", *arguments)
+def test_set_prints_the_changes(running: Standalone) -> None:
+    def run(verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return tidemill(running, "topic", verb, "live", *arguments)
 
-    assert create("--type=normal", "--queues=3").stdout == "topic live: NORMAL, 3 queues\n"
-    assert create().stdout == "topic live: is there, unchanged: NORMAL, 3 queues\n"
-    warned = create("--type=lite", "--queues=4")
+    settings = "--type=normal", "--queues=3"
+    assert run("create", *settings).stdout == "topic live: NORMAL, 3 queues\n"
+    again = run("create", *settings)
+    assert (again.returncode, again.stdout) == (0, "topic live: exists already, unchanged\n")
+    different = run("create", "--type=normal", "--queues=4")
+    assert (different.returncode, "tidemill topic set live" in different.stderr) == (1, True)
+    assert run("set").stdout == "topic live: is there, unchanged: NORMAL, 3 queues\n"
+    warned = run("set", "--type=lite", "--queues=4")
     assert warned.stdout == "topic live: changed: NORMAL -> LITE, 3 -> 4 queues\n"
     assert "LITE messages are not served yet" in warned.stderr
     assert warned.returncode == 0
-    assert create("--type=fifo").stdout == "topic live: changed: LITE -> FIFO, 4 queues\n"
+    assert run("set", "--type=fifo").stdout == "topic live: changed: LITE -> FIFO, 4 queues\n"
 
 
 def test_topics_of_the_broker_are_listed_when_asked_for(running: Standalone) -> None:
@@ -167,10 +172,10 @@ def test_a_table_for_a_program_keeps_each_row_on_a_line(running: Standalone) -> 
 def test_the_log_records_changes_of_topics_and_groups(running: Standalone) -> None:
     for line in (
         "topic create logged --type=normal --queues=3",
-        "topic create logged --queues=4",
-        "topic create logged",
+        "topic set logged --queues=4",
+        "topic set logged",
         "group create teller",
-        "group create teller --max-attempts=3 -y",
+        "group set teller --max-attempts=3 -y",
         "group reset teller --topic logged --to earliest --yes",
         "group delete teller --yes",
         "topic delete logged --yes",
@@ -270,9 +275,9 @@ def test_a_reset_takes_a_time_as_people_write_it(running: Standalone) -> None:
 def test_the_type_of_a_topic_in_use_needs_force(running: Standalone) -> None:
     running.put("topics/used", messageType="NORMAL", queues=1)
     tidemill(running, "message", "send", "used", "hello")
-    refused = tidemill(running, "topic", "create", "used", "--type=fifo")
+    refused = tidemill(running, "topic", "set", "used", "--type=fifo")
     assert refused.returncode == 1
     assert "from NORMAL to FIFO only with force" in refused.stderr
     assert "1 messages" in refused.stderr
-    forced = tidemill(running, "topic", "create", "used", "--type=fifo", "--force")
+    forced = tidemill(running, "topic", "set", "used", "--type=fifo", "--force")
     assert forced.stdout == "topic used: changed: NORMAL -> FIFO, 1 queues\n"

@@ -13,6 +13,7 @@ from typing import IO, Any
 import httpx
 
 from tests.support.processes.processes import Standalone, command, environment
+from tidemill.common.exit_codes import EXIT_INTERRUPTED
 
 END_S = 30.0  # For a command to end on a busy machine.
 
@@ -24,7 +25,7 @@ def _hear_of_ctrl_c() -> None:
 
 @contextlib.contextmanager
 def watching(running: Standalone, *arguments: str) -> Iterator[IO[str]]:
-    """Run a command for the block and yield its output; Ctrl-C ends it with status 0."""
+    """Run a command for the block and yield its output; Ctrl-C ends it with status 130."""
     process = subprocess.Popen(
         command(*arguments),
         env=environment() | {"TIDEMILL_ADMIN": running.admin},
@@ -37,7 +38,7 @@ def watching(running: Standalone, *arguments: str) -> Iterator[IO[str]]:
     try:
         yield process.stdout
         os.kill(process.pid, signal.SIGINT)
-        assert process.wait(END_S) == 0
+        assert process.wait(END_S) == EXIT_INTERRUPTED
     finally:
         process.kill()
         process.wait()
@@ -67,17 +68,26 @@ def test_tail_shows_messages_as_they_come(running: Standalone) -> None:
             assert (shown["bodyText"], shown["queueOffset"]) == (body, n)
 
 
-def test_progress_is_looked_at_again_with_its_pace(running: Standalone) -> None:
+def read_document(lines: IO[str]) -> dict[str, Any]:
+    """Read a document of several lines."""
+    text = ""
+    for line in lines:
+        text += line
+        if line == "}\n":
+            break
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_a_consumer_group_is_shown_again_and_again(running: Standalone) -> None:
     running.put("topics/paced", queues=1)
     running.put("groups/pacing")
     with httpx.Client(trust_env=False) as client:
         path = f"{running.admin}/api/v1/groups/pacing:resetOffset"
         client.post(path, json={"topic": "paced", "to": "earliest"}).raise_for_status()
-    with watching(running, "group", "progress", "pacing", "--watch", "-o", "json") as lines:
-        first = read(lines)
-        assert "inPerS" not in first
+    watch = ("--watch", "--interval", "10ms", "-o", "json")
+    with watching(running, "group", "show", "pacing", *watch) as lines:
+        assert read_document(lines)["total"]["lag"] == 0
         send(running, "paced", "body")
-        while (look := read(lines))["total"]["lag"] == 0:
+        while read_document(lines)["total"]["lag"] == 0:
             pass
-        assert look["inPerS"] > 0
-        assert look["caughtUpInMs"] is None

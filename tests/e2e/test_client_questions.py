@@ -79,7 +79,9 @@ def the_client(ask: Any, group: str) -> dict[str, Any]:
     """Return the only consumer of a consumer group, once its proxy knows it."""
 
     def look() -> dict[str, Any]:
-        clients = json.loads(ask("client", "ls", "--group", group, "-o", "json").stdout)["clients"]
+        clients = json.loads(ask("client", "list", "--group", group, "-o", "json").stdout)[
+            "clients"
+        ]
         assert len(clients) == 1, clients
         assert isinstance(clients[0], dict)
         return clients[0]
@@ -105,7 +107,7 @@ def test_python_clients_are_seen_and_do_not_answer(
 
         def listed_all() -> dict[str, Any]:
             found: dict[str, Any] = json.loads(
-                ask("client", "ls", "--topic", "python", "-o", "json").stdout
+                ask("client", "list", "--topic", "python", "-o", "json").stdout
             )
             assert {each["kind"] for each in found["clients"]} == {"pushConsumer", "producer"}
             return found

@@ -49,7 +49,7 @@ def test_consumers_that_lose_messages_or_their_order_are_reported(tmp_path: Path
                 assert {client["clientId"] for client in clients} == polling
                 for client in clients:
                     assert {each["kind"] for each in client["conflicts"]} == {"filter", "order"}
-                listed = tidemill(running, "client", "ls").stderr
+                listed = tidemill(running, "client", "list").stderr
                 shown = tidemill(running, "group", "show", "billing").stdout
         metrics = httpx.get(running.processes[BROKER].metrics, trust_env=False, timeout=ADMIN_S)
     assert listed.count("consumers of billing filter orders differently: blue") == 1

@@ -18,7 +18,13 @@ from tidemill.common.exit_codes import EXIT_PROBLEM
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations" / "day-two.md"
 # The commands of these verbs need several processes or a stop, and have their own tests.
-ELSEWHERE = ("standalone", "store", "broker-group add", "broker-group drain", "cluster transfer")
+ELSEWHERE = (
+    "standalone",
+    "store",
+    "broker-group add",
+    "broker-group drain",
+    "broker-group transfer",
+)
 
 
 def commands() -> list[str]:

@@ -68,7 +68,7 @@ async def settled(client: Api, handle: str) -> int:
 def test_deliveries_in_flight_are_listed_and_released_across_a_crash(running: Standalone) -> None:
     running.put(f"topics/{TOPIC}", messageType="NORMAL", queues=2)
     running.put(f"groups/{GROUP}", maxAttempts=9)
-    assert "there is no consumer group" in tidemill(running, "delivery", "ls", "nobody").stderr
+    assert "there is no consumer group" in tidemill(running, "delivery", "list", "nobody").stderr
 
     async def main() -> None:
         async with api(running.grpc) as client:
@@ -110,7 +110,7 @@ def check_listed(running: Standalone, plain: list[v2.Message], pushed: list[v2.M
     assert sorted(one["messageId"] for one in of_pusher) == sorted(ids[4:])
     assert all(one["renewed"] and one["clientId"] == "pusher" for one in of_pusher)
     assert deliveries(running, GROUP, messageId=ids[0])[0]["clientId"] == "tests"
-    shown = tidemill(running, "delivery", "ls", GROUP, "--client=pusher", "--limit=1")
+    shown = tidemill(running, "delivery", "list", GROUP, "--client=pusher", "--limit=1")
     assert shown.stdout.splitlines()[0].split("  ")[0] == "TOPIC"
     assert "pusher" in shown.stdout
     assert "there are more than 1 messages" in shown.stderr

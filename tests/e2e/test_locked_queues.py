@@ -17,7 +17,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 TOPIC, GROUP = "orders", "billing"
 HIDDEN_MS = 3_600_000
-RELEASE = ("group", "release", GROUP, f"--topic={TOPIC}", "--queue=0")
+UNLOCK = ("group", "unlock", GROUP, f"--topic={TOPIC}", "--queue=0")
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def running(tmp_path: Path) -> Iterator[Standalone]:
 
 
 def progress(running: Standalone) -> dict[str, Any]:
-    output = tidemill(running, "--output=json", "group", "progress", GROUP).stdout
+    output = tidemill(running, "--output=json", "group", "show", GROUP).stdout
     found: dict[str, Any] = json.loads(output)
     return found
 
@@ -35,7 +35,7 @@ def progress(running: Standalone) -> dict[str, Any]:
 def test_a_locked_queue_is_listed_and_released(running: Standalone) -> None:
     tidemill(running, "topic", "create", TOPIC, "--type=fifo", "--queues=1")
     tidemill(running, "group", "create", GROUP, "--order=fifo")
-    assert "not locked" in tidemill(running, *RELEASE, "--yes").stderr
+    assert "not locked" in tidemill(running, *UNLOCK, "--yes").stderr
 
     async def scenario(client: Api) -> None:
         for body in (b"a", b"b", b"c"):
@@ -44,7 +44,7 @@ def test_a_locked_queue_is_listed_and_released(running: Standalone) -> None:
         check_listed(running, held.system_properties.message_id)
         assert not await client.receive(TOPIC, GROUP)
         waits = asyncio.create_task(client.receive(TOPIC, GROUP, batch_size=1, poll_ms=20_000))
-        await asyncio.to_thread(check_release, running)
+        await asyncio.to_thread(check_unlock, running)
         [again] = await waits
         assert (again.body, again.system_properties.delivery_attempt) == (b"a", 2)
         old = await client.ack(TOPIC, GROUP, [held.system_properties.receipt_handle])
@@ -80,26 +80,27 @@ def check_listed(running: Standalone, message_id: str) -> None:
         "clientId": "tests",
         "waiting": 2,
     }
-    shown = tidemill(running, "group", "progress", GROUP).stdout.splitlines()
-    assert shown[-1].split()[:7] == [TOPIC, "0", "2", "1", "0", message_id, "tests"]
+    shown = tidemill(running, "group", "show", GROUP).stdout.splitlines()
+    head = shown.index("Locked queues:")
+    assert shown[head + 2].split()[:7] == [TOPIC, "0", "2", "1", "0", message_id, "tests"]
 
 
-def check_release(running: Standalone) -> None:
+def check_unlock(running: Standalone) -> None:
     # Without a terminal on standard input, the command cannot ask for confirmation.
-    refused = tidemill(running, *RELEASE)
+    refused = tidemill(running, *UNLOCK)
     assert refused.returncode == 2
     assert "add --yes" in refused.stderr
     assert progress(running)["locks"]
-    done = tidemill(running, *RELEASE, "--yes")
+    done = tidemill(running, *UNLOCK, "--yes")
     assert done.stdout.strip() == (
-        "queue 0 of orders is released: 1 messages from offset 0, held by tests, and 2 behind them"
+        "queue 0 of orders is unlocked: 1 messages from offset 0, held by tests, and 2 behind them"
     )
 
 
 def test_releasing_an_impossible_lock_fails_with_the_reason(running: Standalone) -> None:
     tidemill(running, "topic", "create", TOPIC, "--queues=2")
     tidemill(running, "group", "create", GROUP)
-    assert "is not FIFO" in tidemill(running, *RELEASE, "--yes").stderr
+    assert "is not FIFO" in tidemill(running, *UNLOCK, "--yes").stderr
     tidemill(running, "group", "create", "fifo", "--order=fifo")
-    wrong = tidemill(running, "group", "release", "fifo", f"--topic={TOPIC}", "--queue=2", "--yes")
+    wrong = tidemill(running, "group", "unlock", "fifo", f"--topic={TOPIC}", "--queue=2", "--yes")
     assert "has the queues 0 to 1, not 2" in wrong.stderr

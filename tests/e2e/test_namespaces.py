@@ -183,7 +183,7 @@ def test_an_operator_names_topics_and_groups_of_a_namespace(running: Standalone)
     assert (group["name"], group["maxAttempts"]) == ("shop%billing", 3)
     sent = json.loads(shop("message", "send", "orders", "x", "--delay=1h", "-o", "json").stdout)
     other = tidemill(running, "message", "send", "unspaced", "x", "--delay=1h", "-o", "json")
-    timers = [timer["timerId"] for timer in json.loads(shop("timer", "ls", "-o", "json").stdout)]
+    timers = [timer["timerId"] for timer in json.loads(shop("timer", "list", "-o", "json").stdout)]
     assert timers == [sent["timerId"]]
     assert json.loads(other.stdout)["timerId"] not in timers
     reset = shop("group", "reset", "billing", "--topic=orders", "--to=latest", "-y", "-o", "json")

@@ -187,7 +187,7 @@ class Loop:
         try:
             self._tidemill("broker-group", "drain", name, "--wait", "--yes")
         except subprocess.TimeoutExpired as late:
-            held = [self._tidemill("delivery", "ls", role) for role in ROLES]
+            held = [self._tidemill("delivery", "list", role) for role in ROLES]
             pytest.fail(f"{name} is not empty: {late.output!r}\n{''.join(held)}")
         self._tidemill("broker-group", "remove", name, "--yes")
 

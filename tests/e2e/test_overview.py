@@ -51,7 +51,7 @@ def test_a_consumer_group_without_consumers_is_a_problem(running: Standalone) ->
     assert isinstance(found, dict)
     [problem] = found["problems"]
     assert (found["status"], problem["code"]) == ("DEGRADED", "LagGrowing")
-    assert problem["command"] == "tidemill group diagnose left"
+    assert problem["command"] == "tidemill group show left"
     running.delete("groups/left")
 
 

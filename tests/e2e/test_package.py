@@ -85,7 +85,7 @@ def test_the_package_without_extras_runs_a_broker_and_names_missing_extras(
 ) -> None:
     bin_dir = new_environment(tmp_path, distributions[1])
     assert "Usage" in run(bin_dir / "tidemill", "--help")
-    assert "pip install 'tidemill[cli]'" in run(bin_dir / "tidemill", "topic", "ls", status=2)
+    assert "pip install 'tidemill[cli]'" in run(bin_dir / "tidemill", "topic", "list", status=2)
     assert "pip install 'tidemill[admin]'" in run(bin_dir / "tidemill", "admin", status=2)
     check_broker(bin_dir, tmp_path / "data")
 

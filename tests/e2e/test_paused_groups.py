@@ -115,7 +115,7 @@ def test_the_diagnosis_names_the_pause_and_its_command_ends_it(running: Standalo
     assert tidemill(running, *shlex.split(first["command"])[1:]).returncode == 0
     codes = [each["code"] for each in running.get("groups/diagnosed/diagnosis")["findings"]]
     assert "PAUSED" not in codes
-    assert tidemill(running, "group", "diagnose", "diagnosed").returncode == 0
+    assert tidemill(running, "group", "show", "diagnosed").returncode == 0
 
 
 def test_a_dry_run_pauses_nothing(running: Standalone) -> None:

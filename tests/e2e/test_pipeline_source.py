@@ -216,7 +216,7 @@ def test_deliveries_in_flight_and_group_progress_are_listed(
     assert listed["pulled"] == [{"topic": "copied", "queues": 1, "behind": behind}]
     assert listed["total"]["lag"] == 0
     shown = subprocess.run(
-        command("--admin", running.admin, "group", "progress", "copiers"),
+        command("--admin", running.admin, "group", "show", "copiers"),
         env=environment(),
         capture_output=True,
         text=True,

@@ -94,11 +94,11 @@ def test_the_first_steps_show_a_message_and_a_timer(tmp_path: Path) -> None:
     with served(f"make run DATA_DIR={shlex.quote(str(tmp_path / 'data'))}", tmp_path) as ready:
         shown = {command: run(f"{export}; {command}", ready, tmp_path) for command in commands}
     assert "one coffee, no sugar" in shown["python examples/first_message.py"]
-    assert "orders" in shown["tidemill timer ls"]
+    assert "orders" in shown["tidemill timer list"]
 
 
 def test_the_standalone_with_replicas_shows_its_master(tmp_path: Path) -> None:
-    start, status = block_with("tidemill cluster status")
+    start, status = block_with("tidemill replica list")
     with served(start, tmp_path) as ready:
         shown = run(f'PATH="{Path(sys.executable).parent}:$PATH"; {status}', ready, tmp_path)
     assert " master " in shown
@@ -125,7 +125,7 @@ def test_no_other_command_is_in_the_readme() -> None:
     tested = {
         "make run",
         *block_with("tidemill topic create orders"),
-        *block_with("tidemill cluster status"),
+        *block_with("tidemill replica list"),
     }
     rest = [line for block in blocks() for line in block if line not in tested]
     rest = [line for line in rest if not line.startswith(("helm install", *SKIPPED))]

@@ -47,7 +47,7 @@ def remedy(running: Standalone, error: str, **placeholders: str) -> CompletedPro
 def test_the_type_of_a_topic_with_messages_changes_with_force(running: Standalone) -> None:
     tidemill(running, "topic", "create", "typed")
     tidemill(running, "message", "send", "typed", "hello")
-    change = "topic", "create", "typed", "--type", "NORMAL"
+    change = "topic", "set", "typed", "--type", "NORMAL"
     assert "only with force (--force)" in refused(running, *change)
     assert tidemill(running, *change, "--force").returncode == 0
 
@@ -56,7 +56,7 @@ def test_a_group_that_has_begun_to_read_moves_by_a_reset(running: Standalone) ->
     tidemill(running, "topic", "create", "read")
     tidemill(running, "group", "create", "reader")
     tidemill(running, "group", "reset", "reader", "--topic", "read", "--to", "earliest", "--yes")
-    error = refused(running, "group", "create", "reader", "--start-from", "latest")
+    error = refused(running, "group", "set", "reader", "--start-from", "latest")
     remedy(running, error, TOPIC="read")
 
 
@@ -77,7 +77,7 @@ def test_a_broker_group_that_is_down_is_added_and_removed_by_force(running: Stan
     assert "drain it first" in error
     assert tidemill(running, "broker-group", "drain", "broker-9", "--yes").returncode == 0
     remedy(running, refused(running, "broker-group", "remove", "broker-9", "--yes"))
-    assert tidemill(running, "broker-group", "status", "broker-9").returncode == 1
+    assert tidemill(running, "broker-group", "show", "broker-9").returncode == 1
 
 
 def test_a_setting_that_does_not_exist_names_the_ones_that_do(tmp_path: Path) -> None:

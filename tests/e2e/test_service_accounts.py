@@ -156,6 +156,6 @@ def test_a_push_consumer_goes_on_with_the_next_token_and_the_next_key(
         eventually(lambda: time.time() > ends_at_s + 2)
         issued.run("message", "send", name, "second")
         client.wait_for("received", body="second")
-        [listed] = issued.run("client", "ls", "--group", name)["clients"]
+        [listed] = issued.run("client", "list", "--group", name)["clients"]
         # The question needs a telemetry stream.
         assert eventually(lambda: issued.run("client", "stack", listed["clientId"]))["stack"]

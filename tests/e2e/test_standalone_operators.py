@@ -59,12 +59,12 @@ def has_put(running: Standalone, path: str) -> bool:
 
 def drained(running: Standalone, replica: str, *flags: str) -> str:
     """Drain a replica on the command line; return the output, also of a rejection."""
-    return cluster(running, "drain", replica, *flags)
+    return operate(running, "replica", "drain", replica, *flags)
 
 
-def cluster(running: Standalone, *arguments: str) -> str:
+def operate(running: Standalone, *arguments: str) -> str:
     done = subprocess.run(
-        [*command("cluster", *arguments), f"--admin={running.admin}"],
+        [*command(*arguments), f"--admin={running.admin}"],
         env=environment(),
         capture_output=True,
         text=True,
@@ -147,7 +147,7 @@ def test_a_replica_is_drained_and_counts_again(tmp_path: Path) -> None:
         # The broker group has two remaining replicas, and min-in-sync is 2.
         refused = drained(running, f"broker-0-{moved['master']}")
         assert "the group has 1 of the 2 replicas" in refused
-        assert "full replica" in drained(running, f"broker-0-{master}", "--undo")
+        assert "full replica" in operate(running, "replica", "undrain", f"broker-0-{master}")
         await_in_sync(running)
         assert role_of(running, master) == "in-sync"
         assert "is not a replica" in drained(running, "broker")
@@ -160,10 +160,10 @@ def test_a_blocked_group_reports_it_and_continues_with_one_replica(tmp_path: Pat
         running.put("topics/orders", queues=1)
         master = group_of(running)["master"]
         target = next(n for n in range(3) if n != master)
-        said = cluster(running, "transfer", "broker-0", f"--to={target}", "--wait")
+        said = operate(running, "broker-group", "transfer", "broker-0", f"--to={target}", "--wait")
         assert f"replica {target} is master" in said
-        assert f"replica {target} is master" in cluster(
-            running, "transfer", "broker-0", f"--to={target}"
+        assert f"replica {target} is master" in operate(
+            running, "broker-group", "transfer", "broker-0", f"--to={target}"
         )
         await_in_sync(running)
         still = [n for n in range(3) if n != target]
@@ -175,19 +175,25 @@ def test_a_blocked_group_reports_it_and_continues_with_one_replica(tmp_path: Pat
             # At first the API may know only one of the two states.
             alarm = f"replicas {still[0]} and {still[1]} are down"
             eventually(lambda: alarm in group_of(running).get("alarm", ""), within_ms=WITHIN_MS)
-            assert "`tidemill cluster min-in-sync broker-0 1`" in group_of(running)["alarm"]
-            assert alarm in cluster(running, "status", "-o", "json")
-            assert "add --yes" in cluster(running, "min-in-sync", "broker-0", "1")
-            said = cluster(running, "min-in-sync", "broker-0", "1", "--yes")
+            assert (
+                "`tidemill broker-group set broker-0 --min-in-sync 1`" in group_of(running)["alarm"]
+            )
+            assert alarm in operate(running, "replica", "list", "-o", "json")
+            assert "add --yes" in operate(
+                running, "broker-group", "set", "broker-0", "--min-in-sync=1"
+            )
+            said = operate(running, "broker-group", "set", "broker-0", "--min-in-sync=1", "--yes")
             assert "1 of its replicas must have a message" in said
             post(running, "topics/orders/messages", body="on one disk")
             eventually(lambda: "alarm" not in group_of(running), within_ms=WITHIN_MS)
-            assert "is live; stop it first" in cluster(running, "forget", "broker-0", "--yes")
+            assert "is live; stop it first" in operate(
+                running, "broker-group", "remove", "broker-0", "--record-only", "--yes"
+            )
         finally:
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
         await_in_sync(running)
-        cluster(running, "min-in-sync", "broker-0", "2")
+        operate(running, "broker-group", "set", "broker-0", "--min-in-sync=2")
         assert group_of(running)["minInSync"] == 2
 
 
@@ -290,8 +296,9 @@ def test_a_group_of_replicas_goes_back_to_a_backup(tmp_path: Path) -> None:
             at = Standalone.__new__(Standalone)
             at.admin = json.loads(serves[0])["admin"]
             # If another replica connects first, this is rejected until replica 0 connects.
-            replace = ("replace", "broker-0", "--with=0", "--reason=restored", "--yes")
-            eventually(lambda: "replica 0 is master" in cluster(at, *replace), within_ms=WITHIN_MS)
+            options = ("--unclean", "--to=0", "--reason=restored", "--yes")
+            replace = ("broker-group", "transfer", "broker-0", *options)
+            eventually(lambda: "replica 0 is master" in operate(at, *replace), within_ms=WITHIN_MS)
             eventually(lambda: group_of(at)["inSync"] == 3, within_ms=WITHIN_MS)
             eventually(lambda: count_of(at) == 1, within_ms=WITHIN_MS)
         finally:

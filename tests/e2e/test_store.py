@@ -133,7 +133,7 @@ def test_a_check_reports_damage_and_a_mend_restores_it_from_a_copy(
         assert text in found.stdout, text
     (finding,) = json.loads(tidemill("check", data, "--output=json").stdout)["findings"]
     assert (finding["damage"], finding["concerns"][0]["queueOffset"]) == ("record", 1)
-    assert tidemill("rebuild", data).returncode == 1
+    assert tidemill("mend", data).returncode == 1
     dry = tidemill("mend", data, "--from", stopped / "backup", "--dry-run")
     assert (dry.returncode, "would be mended" in dry.stdout) == (0, True)
     assert log.read_bytes() != sound
@@ -182,6 +182,6 @@ def test_an_impossible_command_exits_with_2_and_the_reason(stopped: Path, tmp_pa
 
 def test_a_rebuild_rejects_the_store_of_a_running_broker(tmp_path: Path) -> None:
     with standalone(tmp_path / "data"):
-        refused = tidemill("rebuild", tmp_path / "data")
+        refused = tidemill("mend", tmp_path / "data")
     assert refused.returncode == 2
     assert "in use by another broker" in refused.stderr

@@ -111,7 +111,7 @@ def test_check_and_mend_handle_all_broker_groups(
     assert damaged.returncode == 1
     states = {one["store"]: one["state"] for one in json.loads(damaged.stdout)["stores"]}
     assert states == {str(data): "sound", str(data / "broker-1"): "damaged"}
-    assert tidemill("rebuild", data).returncode == 1
+    assert tidemill("mend", data).returncode == 1
     mended = tidemill("mend", data, "--from", target)
     assert mended.returncode == 0, mended.stdout + mended.stderr
     assert f"{data / 'broker-1'}: mended" in mended.stdout

@@ -421,7 +421,7 @@ def test_the_command_line_sends_and_handles_timers(running: Standalone, rest: ht
     timer_id = str(answer["timerId"])
     assert 0 <= now_ms() + 5_400_000 - answer["deliverAtMs"] < 20_000
 
-    listed = tidemill(running, "timer", "ls", "--topic=cli").stdout.splitlines()
+    listed = tidemill(running, "timer", "list", "--topic=cli").stdout.splitlines()
     assert listed[0].split()[:3] == ["TIMER", "DUE", "IN"]
     assert listed[1].split()[0] == timer_id
     assert "1 h 29 m" in listed[1]
@@ -486,7 +486,7 @@ def test_wrong_usage_has_status_2(running: Standalone, arguments: str) -> None:
 
 def test_a_limited_list_warns_about_more_items(running: Standalone, rest: httpx.Client) -> None:
     ids = [send(rest, "cut", delayMs=HOUR_MS + n)["timerId"] for n in range(3)]
-    listed = tidemill(running, "timer", "ls", "--topic=cut", "--limit=2", "-o", "json")
+    listed = tidemill(running, "timer", "list", "--topic=cut", "--limit=2", "-o", "json")
     assert [each["timerId"] for each in json.loads(listed.stdout)] == ids[:2]
     assert "more than these 2" in listed.stderr
     for timer_id in ids:

@@ -110,7 +110,7 @@ def test_a_topic_that_was_lifted_from_the_gate_is_held_when_it_is_archived_again
         cluster.add(topic, "a", 0, 10)
     a_job(cluster, tmp_path).append()
     assert verify(a_job(cluster, tmp_path)).wrong == []
-    # As `tidemill group forget`.
+    # As `tidemill pull-offset delete`.
     of = cluster.brokers["a"]
     of.progress = [each for each in of.progress if each.topic != "orders"]
     cluster.add("zebras", "a", 0, 10)

@@ -9,10 +9,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from tidemill.cli import (
     acl,
@@ -34,8 +33,10 @@ from tidemill.cli import (
     messages,
     operations,
     process_commands,
+    pull_offsets,
     quotas,
     release,
+    replicas,
     roles,
     security,
     storage,
@@ -50,24 +51,13 @@ from tidemill.cli import (
 )
 from tidemill.cli.completion_names import complete_context
 from tidemill.cli.processes import PROCESSES
-from tidemill.cli.rest import ADMIN_URL, OutputFormat, partial_answers
+from tidemill.cli.rest import ADMIN_URL, OutputFormat
+from tidemill.cli.root_group import WITH_VALUE, RootGroup, move_shared
 from tidemill.cli.root_options import CONTEXT_NOUN, RootValues, read_options
-from tidemill.common.exit_codes import EXIT_PARTIAL, EXIT_USAGE
+from tidemill.common.exit_codes import EXIT_USAGE
 from tidemill.common.prompts import fail
+from tidemill.common.times import DURATION
 from tidemill.common.version import version
-
-
-class RootGroup(TyperGroup):
-    """The root command. It exits with 5 if a part of the answer to a command is missing."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run a command."""
-        with partial_answers() as has_partial:
-            result = super().invoke(ctx)
-            if has_partial():
-                raise typer.Exit(EXIT_PARTIAL)
-            return result
-
 
 app = typer.Typer(
     name="tidemill",
@@ -83,15 +73,15 @@ Start one on this machine, then look at it from another terminal:
 * `tidemill standalone --data-dir ./data`
 * `tidemill topic create orders --type FIFO --queues 4`
 * `tidemill group create billing --order FIFO`
-* `tidemill group progress billing -o json`
+* `tidemill group show billing`
 * `tidemill message send reminders "call back" --delay 1h30m`
-* `tidemill timer ls`
+* `tidemill timer list`
 * `tidemill transaction list`
 * `tidemill dead-letter list --group billing`
 * `tidemill dedup-key show orders order-17`
-* `tidemill delivery ls billing`
-* `tidemill client ls --group billing`
-* `tidemill broker-group ls`
+* `tidemill delivery list billing`
+* `tidemill client list --group billing`
+* `tidemill cluster show`
 * `tidemill storage show`
 * `tidemill doctor`
 * `tidemill top`
@@ -107,6 +97,7 @@ Start one on this machine, then look at it from another terminal:
 )
 app.add_typer(topics.app, name="topic")
 app.add_typer(groups.app, name="group")
+app.add_typer(pull_offsets.app, name="pull-offset")
 app.add_typer(deliveries.app, name="delivery")
 app.add_typer(messages.app, name="message")
 app.add_typer(timers.app, name="timer")
@@ -118,6 +109,7 @@ app.add_typer(dedup_keys.app, name="dedup-key")
 app.add_typer(filters.app, name="filter")
 app.add_typer(clients.app, name="client")
 app.add_typer(broker_groups.app, name="broker-group")
+app.add_typer(replicas.app, name="replica")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(context_commands.app, name=CONTEXT_NOUN)
 app.add_typer(process_commands.app, name="process")
@@ -132,7 +124,7 @@ app.add_typer(bans.app, name="ban")
 app.add_typer(quotas.app, name="quota")
 app.add_typer(audit.app, name="audit")
 
-app.add_typer(release.app, name="release")
+app.add_typer(release.app, name="release", hidden=True)
 app.command("doctor")(doctor.examine)
 app.add_typer(bench.app, name="bench")
 app.command("top")(top.show_top)
@@ -176,27 +168,6 @@ def _missing(name: str) -> Callable[[], None]:
 add_commands(app, entry_points(group="tidemill.commands"))
 
 
-def _add_list_alias(noun: typer.Typer) -> None:
-    """Let what lists be called `ls` and `list`; the help names the one that the noun has."""
-    for command in list(noun.registered_commands):
-        if command.name in {"ls", "list"} and command.callback is not None:
-            other = "list" if command.name == "ls" else "ls"
-            noun.command(other, hidden=True)(command.callback)
-
-
-for _noun in (
-    topics,
-    groups,
-    deliveries,
-    timers,
-    transactions,
-    dead_letters,
-    operations,
-    clients,
-    broker_groups,
-):
-    _add_list_alias(_noun.app)
-
 for _noun in (
     topics,
     groups,
@@ -209,49 +180,21 @@ for _noun in (
     dedup_keys,
     clients,
     broker_groups,
+    replicas,
     cluster,
     process_commands,
+    pull_offsets,
 ):
     for _command in _noun.app.registered_commands:
         _command.epilog = "Options for the admin API, such as --admin: see tidemill --help."
 
 
-# Options of the root that may also stand behind a command, where most people write them.
-_SHARED = (
-    "-o",
-    "--output",
-    "--admin",
-    "--context",
-    "--confirm",
-    "--token",
-    "--token-file",
-    "--secret-file",
-    "--admin-ca-file",
-    "--namespace",
-)
-
-
 def run(arguments: Sequence[str]) -> None:
     """Run a command and exit, or complete one for a shell and exit."""
     if completion.is_completing():
-        completion.prepare_completion(_move_shared, _SHARED)
+        completion.prepare_completion(move_shared, WITH_VALUE)
         app([], prog_name=completion.PROGRAM)
-    app(_move_shared(arguments))
-
-
-def _move_shared(arguments: Sequence[str]) -> list[str]:
-    """Move the options of the root to the front."""
-    first: list[str] = []
-    rest: list[str] = []
-    remaining = iter(arguments)
-    for argument in remaining:
-        if argument in _SHARED:
-            first.extend((argument, next(remaining, "")))
-        elif argument.startswith(tuple(f"{option}=" for option in _SHARED[1:])):
-            first.append(argument)
-        else:
-            rest.append(argument)
-    return [*first, *rest]
+    app(list(arguments))
 
 
 def show_version(*, value: bool) -> None:
@@ -327,6 +270,13 @@ def root(
     output: Annotated[
         OutputFormat, typer.Option("--output", "-o", help="Format of the output.")
     ] = OutputFormat.TABLE,
+    is_watched: Annotated[  # noqa: ARG001  # The root group reads it.
+        bool,
+        typer.Option("--watch", "-w", help="Repeat a command that shows something, until Ctrl-C."),
+    ] = False,
+    interval: Annotated[  # noqa: ARG001  # The root group reads it.
+        str, typer.Option(metavar=DURATION, help="Time between two repetitions.")
+    ] = "1s",
     is_version: Annotated[  # noqa: ARG001  # Its callback does the work.
         bool,
         typer.Option("--version", callback=show_version, is_eager=True, help="Show the version."),

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli.completion_names import complete_broker_group
+from tidemill.cli.broker_group_options import DryRun, Name, Yes
+from tidemill.cli.masters import set_broker_group, show_history, transfer_master
 from tidemill.cli.rest import OutputFormat, call, check_is_sure, options_of, say, segment, show
 from tidemill.cli.watching import watch
 from tidemill.common.exit_codes import EXIT_REFUSED
@@ -17,7 +18,7 @@ from tidemill.common.times import span, utc
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="""List, add, drain and remove broker groups.
+    help="""List, show, add, change, drain and remove broker groups, and move their masters.
 
 A broker group is one log. Several broker groups share the messages of all topics. The home decides
 about topics, consumer groups and the list of broker groups. To remove a broker group, drain it
@@ -32,50 +33,28 @@ first: it stores no new messages, and consumers empty it.
 WAIT_S = 1.0  # between two checks of a draining broker group
 COLUMNS = ("BROKER GROUP", "STATE", "ADDRESS", "EPOCH", "REACHABLE", "SILENT", "LEFT", "REASON")
 
-Name = Annotated[
-    str,
-    typer.Argument(
-        help="Name of the broker group, as `ls` shows it.", autocompletion=complete_broker_group
-    ),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+app.command("set")(set_broker_group)
+app.command("transfer")(transfer_master)
+app.command("history")(show_history)
 
 
-@app.command("ls")
+@app.command("list")
 def list_broker_groups(context: typer.Context) -> None:
     """List the broker groups, the home first, with the backlog of draining ones.
 
-    Example: tidemill broker-group ls
+    Example: tidemill broker-group list
     """
     listed = call(context, "GET", "/broker-groups")
     show(context, listed, COLUMNS, [_row(group) for group in listed["items"]])
 
 
-@app.command("status")
-def show_broker_group(
-    context: typer.Context,
-    name: Name,
-    is_watched: Annotated[
-        bool, typer.Option("--watch", "-w", help="Repeat until it is empty, or until Ctrl-C.")
-    ] = False,
-) -> None:
+@app.command("show")
+def show_broker_group(context: typer.Context, name: Name) -> None:
     """Show a broker group, and its backlog if it is draining.
 
-    Examples:
-    * `tidemill broker-group status broker-1`
-    * `tidemill broker-group status broker-1 --watch`
+    Example: tidemill broker-group show broker-1
     """
-    if not is_watched:
-        _show(context, _get(context, name))
-        return
-
-    def look() -> bool:
-        group = _get(context, name)
-        _print_backlog(context, group)
-        return group["state"] == "draining" and not _is_empty(group)
-
-    watch(look, WAIT_S)
+    _show(context, _get(context, name))
 
 
 @app.command("add")
@@ -132,7 +111,7 @@ def drain_broker_group(
     * with a dedup key that it owns, also repeats. Right after the drain, give the keys of each
       topic with deduplication to other owners: `tidemill topic spread TOPIC`.
 
-    `tidemill broker-group add` ends the drain.
+    `tidemill broker-group undrain` ends the drain.
 
     Examples:
     * `tidemill broker-group drain broker-1 --dry-run`
@@ -166,12 +145,33 @@ def drain_broker_group(
     watch(look, WAIT_S)
 
 
+@app.command("undrain")
+def undrain_broker_group(context: typer.Context, name: Name, is_dry: DryRun = False) -> None:
+    """Let a draining broker group store new messages again.
+
+    Example: tidemill broker-group undrain broker-1
+    """
+    group = _get(context, name)
+    if group["state"] != "draining":
+        say(context, group, f"broker group {name} is not draining, unchanged")
+        return
+    query = {"dryRun": "true"} if is_dry else {}
+    body = {"address": group["address"]}
+    done = call(context, "PUT", f"/broker-groups/{segment(name)}", body=body, query=query)
+    verb = "would store" if is_dry else "stores"
+    say(context, done, f"broker group {name} {verb} new messages again{_but(done['group'])}")
+
+
 @app.command("remove")
 def remove_broker_group(
     context: typer.Context,
     name: Name,
     is_forced: Annotated[
         bool, typer.Option("--force", help="Give up its backlog, even an unknown one.")
+    ] = False,
+    is_record_only: Annotated[
+        bool,
+        typer.Option("--record-only", help="Delete what controllers know of its ended replicas."),
     ] = False,
     is_dry: DryRun = False,
     is_sure: Yes = False,
@@ -187,10 +187,20 @@ def remove_broker_group(
     directory. If you add the broker group again, the messages return; those of message groups are
     then delivered after newer ones.
 
+    `--record-only` is for a broker group that was removed or misspelt. It deletes the record of its
+    replicas, and does not touch their stores. The command is rejected until all replicas have ended
+    or were silent for half a minute. If the replicas return, choose their master with `tidemill
+    broker-group transfer --unclean`.
+
     Examples:
     * `tidemill broker-group remove broker-1`
     * `tidemill broker-group remove broker-1 --force --dry-run`
     """
+    if is_record_only:
+        if is_forced:
+            raise typer.BadParameter("--record-only takes no --force")
+        _remove_record(context, name, is_dry=is_dry, is_sure=is_sure)
+        return
     path = f"/broker-groups/{segment(name)}"
     query = {"force": "true"} if is_forced else {}
     if not is_dry:
@@ -208,6 +218,20 @@ def remove_broker_group(
         say(context, done, text)
         return
     say(context, {}, f"broker group {name} is removed; its broker may be stopped")
+
+
+def _remove_record(context: typer.Context, name: str, *, is_dry: bool, is_sure: bool) -> None:
+    path = f"/replicas/{segment(name)}"
+    if is_dry:
+        group = call(context, "GET", path)
+        text = f"the record of broker group {name} with {len(group['replicas'])} replicas"
+        say(context, {"dryRun": True, "group": group}, f"{text} would be deleted")
+        return
+    check_is_sure("broker-group remove --record-only", is_sure=is_sure)
+    if not is_sure:
+        confirm(f"Delete the record of {name}, which names its complete replicas?")
+    done = call(context, "DELETE", path)
+    say(context, done, f"the record of broker group {name} is deleted")
 
 
 def _given_up(group: Json) -> str:

@@ -37,7 +37,7 @@ TOPICS_SHOWN = 3  # topics per cell of the table
 LISTED_MAX = 1_000  # clients of the table; filters find clients beyond that
 
 
-@app.command("ls")
+@app.command("list")
 def list_clients(
     context: typer.Context,
     group: Annotated[
@@ -60,7 +60,7 @@ def list_clients(
 ) -> None:
     """List clients that sent something within the last two minutes.
 
-    Example: tidemill client ls --group billing
+    Example: tidemill client list --group billing
     """
     query = {"pageSize": str(limit), **of_namespace(context)}
     query |= {"group": group} if group else {}

@@ -132,11 +132,52 @@ def create_context(
     )
     known = read_contexts()
     if name in known.by_name and known.by_name[name] != created:
-        fail(f"context {name} exists with other values; delete it first", EXIT_REFUSED)
+        fail(
+            f"context {name} exists with other values; change it by `tidemill context set {name}`",
+            EXIT_REFUSED,
+        )
     current = known.current if known.by_name else name
     save_contexts(replace(known, by_name={**known.by_name, name: created}, current=current))
     note = ", in use" if current == name else f"; use it with `tidemill context use {name}`"
     say(context, _document(created, current), f"context {name}: {created.address}{note}")
+
+
+@app.command("set")
+def set_context(
+    context: typer.Context,
+    name: Name,
+    address: Annotated[str | None, typer.Option(help="Address of the admin API.")] = None,
+    ca_file: Annotated[
+        Path | None, typer.Option(help="Authorities (PEM) of its certificate.")
+    ] = None,
+    credentials_file: Annotated[
+        Path | None, typer.Option(help="File with two lines, a user and its secret, or a token.")
+    ] = None,
+    is_protected: Annotated[
+        bool | None,
+        typer.Option(
+            "--protected/--unprotected", help="Ask for the name of the context before changes."
+        ),
+    ] = None,
+) -> None:
+    """Change a context. Values without an option stay.
+
+    Examples:
+    * `tidemill context set prod --address https://prod-2:8080`
+    * `tidemill context set staging --protected`
+    """
+    known = read_contexts()
+    before = known.get(name)
+    changed = replace(
+        before,
+        address=before.address if address is None else admin_url(address),
+        ca_file=_existing(ca_file) or before.ca_file,
+        credentials_file=_existing(credentials_file) or before.credentials_file,
+        is_protected=before.is_protected if is_protected is None else is_protected,
+    )
+    save_contexts(replace(known, by_name={**known.by_name, name: changed}))
+    result = "unchanged" if changed == before else "changed"
+    say(context, _document(changed, known.current), f"context {name}: {changed.address}, {result}")
 
 
 @app.command("delete")

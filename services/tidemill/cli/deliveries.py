@@ -67,7 +67,7 @@ COLUMNS: Final = (
 )
 
 
-@app.command("ls")
+@app.command("list")
 def list_deliveries(
     context: typer.Context,
     group: Name,
@@ -84,8 +84,8 @@ def list_deliveries(
     RENEWED `not yet`: the consumer has not confirmed that it has read the message.
 
     Examples:
-    * `tidemill delivery ls billing`
-    * `tidemill delivery ls billing --client worker-7@4711 --limit 1000 -o json`
+    * `tidemill delivery list billing`
+    * `tidemill delivery list billing --client worker-7@4711 --limit 1000 -o json`
     """
     query = _filter(topic=topic, queue=queue, clientId=client, messageId=message)
     given = {name: str(value) for name, value in query.items()}
@@ -159,7 +159,9 @@ def _warn_of_stranger(context: typer.Context, client: str | None, release: Json)
     if client is None or release["messages"]:
         return
     if call(context, "GET", f"/clients/{segment(client)}", may_miss=True) is None:
-        warn(f"client {printable(client)} is not connected; `tidemill client ls` lists all clients")
+        warn(
+            f"client {printable(client)} is not connected; `tidemill client list` lists all clients"
+        )
 
 
 def _filter(**given: Json) -> dict[str, Json]:

@@ -92,10 +92,10 @@ def _results(client: RestClient, options: Options) -> Iterator[CheckResult]:
     yield check_answer("versions", listing, processes, check_versions)
     yield check_answer("clocks", listing, processes, check_clocks)
     groups = _ask(client, "/broker-groups")
-    yield check_answer("broker groups", "tidemill broker-group ls", groups, check_broker_groups)
+    yield check_answer("broker groups", "tidemill broker-group list", groups, check_broker_groups)
     replicas = _ask(client, "/replicas", missing_status=CONFLICT)
     if replicas is not None:
-        yield check_answer("replicas", "tidemill cluster status", replicas, check_replicas)
+        yield check_answer("replicas", "tidemill replica list", replicas, check_replicas)
     storage = _ask(client, "/storage", {"pageSize": "1"})
     yield check_answer("disks", "tidemill storage show", storage, check_disks)
     command = "tidemill process settings admin"

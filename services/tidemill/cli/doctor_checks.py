@@ -158,7 +158,7 @@ def check_broker_groups(listed: Json) -> CheckResult:
             problems.append(f"{each['name']}: {each['reason']}")
     return checked(
         "broker groups",
-        "tidemill broker-group ls",
+        "tidemill broker-group list",
         fine=f"{len(listed['items'])} broker groups are reachable",
         problems=problems,
     )
@@ -177,7 +177,7 @@ def check_replicas(listed: Json) -> CheckResult:
             name = f"{group['name']}-{each['replica']}"
             problems += [f"{name} {' and '.join(faults)}"] if faults else []
     return checked(
-        "replicas", "tidemill cluster status", fine="all replicas are in sync", problems=problems
+        "replicas", "tidemill replica list", fine="all replicas are in sync", problems=problems
     )
 
 

@@ -291,7 +291,7 @@ def verify_message(
     topic: Topic,
     message_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the message.")],
     client: Annotated[
-        str, typer.Option(help="Id of the client that consumes it (see `tidemill client ls`).")
+        str, typer.Option(help="Id of the client that consumes it (see `tidemill client list`).")
     ],
     timeout: Annotated[
         str,

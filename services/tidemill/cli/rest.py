@@ -63,6 +63,7 @@ NAMESPACED = frozenset(
     {
         "topic",
         "group",
+        "pull-offset",
         "delivery",
         "message",
         "timer",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tidemill.broker.offline.rebuild import MendReport
 
 app = typer.Typer(
-    no_args_is_help=True, help="Check, copy, mend and rebuild a data directory without a broker."
+    no_args_is_help=True, help="Check, copy and mend a data directory without a broker."
 )
 T = TypeVar("T")
 EXIT_DAMAGED = 1
@@ -111,8 +111,13 @@ def mend_store(
     context: typer.Context,
     directory: Directory,
     backup: Annotated[
-        Path, typer.Option("--from", metavar="BACKUP", help="Copy or backup of the same store.")
-    ],
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="BACKUP",
+            help="Copy or backup of the same store. Default: mend derived files alone.",
+        ),
+    ] = None,
     is_dry: DryRun = False,
     accepts_loss: Annotated[
         bool,
@@ -125,46 +130,34 @@ def mend_store(
 ) -> None:
     """Mend damaged segments of the log from a backup, and delete derived files to rebuild.
 
-    The broker must be stopped. Exit status: 0 no damage is left, 1 some is left, 2 the store cannot
-    be read or a broker uses it.
+    Without a backup, damaged derived files are deleted if the log is sound. The next start rebuilds
+    them. The broker must be stopped. Exit status: 0 no damage is left, 1 some is left, 2 the store
+    cannot be read or a broker uses it.
 
-    Example: tidemill store mend ./data --from /backup/monday --dry-run
+    Examples:
+    * `tidemill store mend ./data`
+    * `tidemill store mend ./data --from /backup/monday --dry-run`
     """
+    if backup is None and accepts_loss:
+        raise typer.BadParameter("--accept-loss needs --from")
     with _failures(directory):
-        if not backup.is_dir():
+        if backup is not None and not backup.is_dir():
             fail(f"{backup} is not a folder", EXIT_UNREADABLE)
-        if backup.resolve() == directory.resolve():
+        if backup is not None and backup.resolve() == directory.resolve():
             fail(f"{backup} is the store itself", EXIT_UNREADABLE)
     stores = _stores(directory)
-    reports = _missing_stores(directory, stores, backup)
+    reports = {} if backup is None else _missing_stores(directory, stores, backup)
     with _locked(stores):
         for store in stores:
-            source = backup / store.relative_to(directory)
+            source = None if backup is None else backup / store.relative_to(directory)
             with _failures(store):
-                if source.is_dir():
+                if source is not None and source.is_dir():
                     reports[store] = _mend_one(
                         store, source, is_dry=is_dry, accepts_loss=accepts_loss
                     )
-                else:
+                    continue
+                if source is not None:
                     warn(f"{backup} has no {source.name}: its log is not mended")
-                    reports[store] = _rebuild_one(store, is_dry=is_dry)
-    _print_mended(context, reports, is_dry=is_dry)
-
-
-@app.command("rebuild")
-def rebuild_store(context: typer.Context, directory: Directory, is_dry: DryRun = False) -> None:
-    """Delete damaged derived files if the log is sound. The next start rebuilds them.
-
-    The broker must be stopped. Exit status: 0 no damage is left, 1 the log is damaged, 2 the store
-    cannot be read or a broker uses it.
-
-    Example: tidemill store rebuild ./data
-    """
-    reports = {}
-    stores = _stores(directory)
-    with _locked(stores):
-        for store in stores:
-            with _failures(store):
                 reports[store] = _rebuild_one(store, is_dry=is_dry)
     _print_mended(context, reports, is_dry=is_dry)
 

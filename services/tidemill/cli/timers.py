@@ -35,7 +35,7 @@ TimerId = Annotated[
     typer.Argument(
         min=0,
         metavar="TIMER",
-        help="Number of the timer, as `message send` and `timer ls` show it.",
+        help="Number of the timer, as `message send` and `timer list` show it.",
         callback=without_namespace,
     ),
 ]
@@ -50,7 +50,7 @@ Broker = Annotated[
 COLUMNS = ("TIMER", "DUE", "IN", "TOPIC", "QUEUE", "MESSAGE ID", "TAG", "KEYS", "BROKER")
 
 
-@app.command("ls")
+@app.command("list")
 def list_timers(
     context: typer.Context,
     topic: Annotated[
@@ -69,8 +69,8 @@ def list_timers(
     """List pending timers, the earliest first.
 
     Examples:
-    * `tidemill timer ls --topic orders`
-    * `tidemill timer ls --due-to 2027-01-01T00:00:00Z --limit 1000 -o json`
+    * `tidemill timer list --topic orders`
+    * `tidemill timer list --due-to 2027-01-01T00:00:00Z --limit 1000 -o json`
     """
     query = {
         "topic": topic,

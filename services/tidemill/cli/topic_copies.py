@@ -7,8 +7,6 @@ from typing import Final
 import typer
 
 from tidemill.cli.rest import call, segment
-from tidemill.common.exit_codes import EXIT_REFUSED
-from tidemill.common.prompts import fail
 from tidemill.common.rest_client import Json
 
 SETTINGS: Final = ("messageType", "queues", "deliverySpreadMs")
@@ -20,16 +18,11 @@ NESTED: Final = {
 }
 
 
-def like(context: typer.Context, name: str, model: str, given: dict[str, Json]) -> dict[str, Json]:
-    """Return the given settings, and for missing ones those of the topic `model`.
-
-    Ends the command if the topic `name` exists: it would get other settings.
-    """
+def like(context: typer.Context, model: str, given: dict[str, Json]) -> dict[str, Json]:
+    """Return the given settings, and for missing ones those of the topic `model`."""
     old = call(context, "GET", f"/topics/{segment(model)}")
     if old["isSystem"]:
         raise typer.BadParameter(f"{model} is a system topic, and its settings are not copied")
-    if call(context, "GET", f"/topics/{segment(name)}", may_miss=True) is not None:
-        fail(f"topic {name} exists; --like is for a new topic", EXIT_REFUSED)
     merged = {key: old[key] for key in SETTINGS if key in old}
     for key, fields in NESTED.items():
         if key in old:

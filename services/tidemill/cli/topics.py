@@ -17,6 +17,7 @@ from tidemill.cli.dedup_keys import (
     dedup_body,
     show_dedup,
 )
+from tidemill.cli.equal_objects import say_exists
 from tidemill.cli.numbers import TopicSort, number, sort_of, warn_unknown
 from tidemill.cli.rest import (
     OutputFormat,
@@ -202,10 +203,9 @@ def create_topic(
     dedup_mode: RepeatMode = None,
     dedup_max_wait: MaxWait = None,
     dedup_memory: Memory = None,
-    is_forced: Force = False,
     model: Like = None,
 ) -> None:
-    """Create a topic, or change one.
+    """Create a topic. If a topic with these settings exists, nothing changes.
 
     A topic cannot be renamed. Create another one with --like, move producers and consumers to it,
     and delete the old topic when its consumers have received its messages.
@@ -224,7 +224,14 @@ def create_topic(
     body["transaction"] = _checks_body(first_check, check_period, check_attempts)
     options = dedup_window, dedup_key_from, dedup_mode, dedup_max_wait, dedup_memory
     dedup = dedup_body(*options, is_on=False)
-    _put(context, name, body, dedup, is_forced=is_forced, model=model)
+    given = _given(body, dedup)
+    if model is not None:
+        given = like(context, model, given)
+    known = call(context, "GET", f"/topics/{segment(name)}", may_miss=True)
+    if known is not None:
+        say_exists(context, "topic", name, known, given)
+    else:
+        _put(context, name, given)
 
 
 @app.command("set")
@@ -270,27 +277,19 @@ def set_topic(
     body["transaction"] = _checks_body(first_check, check_period, check_attempts)
     options = dedup_window, dedup_key_from, dedup_mode, dedup_max_wait, dedup_memory
     dedup = dedup_body(*options, is_on=is_on)
-    _put(context, name, body, dedup, is_forced=is_forced)
-
-
-def _put(
-    context: typer.Context,
-    name: str,
-    body: dict[str, Json],
-    dedup: dict[str, Json],
-    *,
-    is_forced: bool,
-    model: str | None = None,
-) -> None:
-    """Put the given settings. `dedup` is empty, or has the deduplication, null to turn it off."""
-    given: dict[str, Json] = {
-        key: value for key, value in body.items() if value is not None and value != {}
-    }
-    given.update(dedup)
-    if model is not None:
-        given = like(context, name, model, given)
+    given = _given(body, dedup)
     if is_forced:
         given["force"] = True
+    _put(context, name, given)
+
+
+def _given(body: dict[str, Json], dedup: dict[str, Json]) -> dict[str, Json]:
+    """Return the given settings. `dedup` is empty, or null to turn the deduplication off."""
+    given = {key: value for key, value in body.items() if value is not None and value != {}}
+    return given | dedup
+
+
+def _put(context: typer.Context, name: str, given: dict[str, Json]) -> None:
     topic = call(context, "PUT", f"/topics/{segment(name)}", body=given)
     before = None if topic["isNew"] else topic.get("before", topic)
     say(context, topic, f"topic {name}: {change_text(before, topic)}")

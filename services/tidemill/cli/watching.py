@@ -8,8 +8,5 @@ from collections.abc import Callable
 
 def watch(look: Callable[[], bool], period_s: float) -> None:
     """Call `look` every `period_s` while it returns True."""
-    try:
-        while look():
-            time.sleep(period_s)
-    except KeyboardInterrupt:
-        return  # the usual end of a watch, so not an error
+    while look():
+        time.sleep(period_s)

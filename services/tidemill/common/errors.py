@@ -316,7 +316,7 @@ class TooFewInSync(UnavailableError):
         """Return the error of one broker group, for its master and for proxies."""
         return cls(
             f"broker group {broker_group} cannot confirm a message: {why}; nothing was stored, so"
-            f" send it again later (see `tidemill cluster status`)"
+            f" send it again later (see `tidemill replica list`)"
         )
 
 

@@ -270,21 +270,27 @@ def advertised_types(topic_type: link_pb2.TopicType.ValueType) -> list[v2.Messag
 
 
 def check_type(
-    kind: v2.MessageType.ValueType, topic: str, topic_type: link_pb2.TopicType.ValueType
+    kind: v2.MessageType.ValueType,
+    topic: str,
+    topic_type: link_pb2.TopicType.ValueType,
+    *,
+    exists: bool,
 ) -> None:
     """Raise MessageTypeConflict or NotBuilt unless `topic` accepts messages of this type.
 
-    `kind` is `type_for_topic` of the message.
+    `kind` is `type_for_topic` of the message. A missing topic has the type that its first use would
+    give to it.
     """
+    command = f"tidemill topic {'set' if exists else 'create'} {topic}"
     if kind not in accepted_types(topic_type):
         accepted = ", ".join(type_name(accepted) for accepted in accepted_types(topic_type))
         text = f"the topic {topic} accepts messages of type {accepted}, not {type_name(kind)}"
         if kind == v2.PRIORITY:
-            text += f"; to accept priorities, run `tidemill topic create {topic} --type PRIORITY`"
+            text += f"; to accept priorities, run `{command} --type PRIORITY`"
         elif topic_type != link_pb2.TOPIC_TYPE_PRIORITY and kind in accepted_types(
             link_pb2.TOPIC_TYPE_MIXED
         ):
-            text += f"; to accept both, run `tidemill topic create {topic} --type MIXED`"
+            text += f"; to accept both, run `{command} --type MIXED`"
         raise MessageTypeConflict(text)
     if kind not in SERVED_TYPES:
         raise NotBuilt(f"messages of type {type_name(kind)} are not served yet")

@@ -221,7 +221,7 @@ def _why_not_whole(rest: PatientRestClient, cluster: VolumeCalls, one: GroupVolu
     for replica in found["replicas"]:
         number = replica["replica"]
         if replica.get("retired") == "drained":
-            undo = f"tidemill cluster drain {one.group}-{number} --undo"
+            undo = f"tidemill replica undrain {one.group}-{number}"
             return f"replica {number} of {one.group} is drained; end that: {undo}"
         if replica["role"] not in {"master", "in-sync"}:
             return f"replica {number} of {one.group} is not in sync"

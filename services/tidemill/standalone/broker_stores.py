@@ -114,7 +114,7 @@ def check_all_served(settings: StandaloneSettings) -> None:
 
 def _ways_to_fewer(settings: StandaloneSettings, needed: list[tuple[int, str]]) -> str:
     """Return the steps to the number of replicas in the settings, or to 2, the least number."""
-    drains = [f"`tidemill cluster drain {group}-{n}`" for n, group in needed if n > 1]
+    drains = [f"`tidemill replica drain {group}-{n}`" for n, group in needed if n > 1]
     least = max(settings.replicas, 2)
     text = ""
     if settings.replicas == 1:
@@ -122,7 +122,7 @@ def _ways_to_fewer(settings: StandaloneSettings, needed: list[tuple[int, str]]) 
     if drains:
         text += (
             f" To start with --replicas {least}, first drain the others with {', '.join(drains)},"
-            f" and stop when `tidemill cluster status` reports them as retired"
+            f" and stop when `tidemill replica list` reports them as retired"
         )
     return text.removesuffix(".")
 

@@ -265,7 +265,7 @@ def test_a_record_that_replicas_have_seen_newer_is_not_changed_until_an_operator
             world.group.note_heartbeat(member_of(n), beat()._replace(version_seen=8))
         await world.group.reconcile()
         assert "version 8 of the record, which has version 7" in world.group.alarm
-        assert "cluster replace broker-0 --with 0" in world.group.alarm
+        assert "broker-group transfer broker-0 --unclean --to 0" in world.group.alarm
         refusal = await world.group.change(newer_version)
         assert isinstance(refusal, ChangeRejection)
         assert "version 8" in refusal.why

@@ -323,7 +323,7 @@ def test_a_forced_master_gets_an_epoch_above_all_that_replicas_have_seen() -> No
             while not (found := (await controllers.groups(NAME))[0].alarm):  # noqa: ASYNC110
                 await asyncio.sleep(0)  # Until its task has looked.
             assert "replicas have seen epoch 7 and the record has" in found
-            assert f"`tidemill cluster replace {NAME} --with 1" in found
+            assert f"`tidemill broker-group transfer {NAME} --unclean --to 1" in found
             forced = await controllers.force(NAME, 1, "the store of the controllers is lost")
             # A silent replica may have led a later epoch, so the new epoch is far above.
             epoch = 7 + UNSEEN_MAX + 1
@@ -529,7 +529,7 @@ def test_a_replica_of_a_forgotten_group_registers_again() -> None:
             # No master is elected, and the remedy of the alarm works.
             group = world.groups.by_name[NAME]
             await eventually(lambda: "have seen epoch 1" in group.alarm)
-            assert f"cluster replace {NAME} --with 0" in group.alarm
+            assert f"broker-group transfer {NAME} --unclean --to 0" in group.alarm
             await controllers.force(NAME, target=0, reason="it was forgotten")
             assert (await view_of_epoch(back, 2)).master.replica_id == 0
 

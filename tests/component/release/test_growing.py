@@ -320,7 +320,7 @@ def test_a_drained_replica_is_named_in_the_log_with_the_command_that_ends_the_wa
         cluster.run(grow)
         with pytest.raises(WaitTimeout):
             cluster.run(replace_volumes, patience_s=2.0, report=reported.append)
-    why = "replica 1 of broker-0 is drained; end that: tidemill cluster drain broker-0-1 --undo"
+    why = "replica 1 of broker-0 is drained; end that: tidemill replica undrain broker-0-1"
     assert reported == [f"waiting: {why}"], "it is reported once, and at once"
     assert cluster.replaced == []
 

@@ -20,7 +20,11 @@ class Controllers:
     """Controllers with one broker group that has an alarm."""
 
     async def groups(self) -> list[wire.BrokerGroupStatus]:
-        return [wire.BrokerGroupStatus(name="broker-0", alarm="run: tidemill cluster replace")]
+        return [
+            wire.BrokerGroupStatus(
+                name="broker-0", alarm="run: tidemill broker-group transfer --unclean"
+            )
+        ]
 
 
 class HomeWithoutMaster:
@@ -32,7 +36,7 @@ class HomeWithoutMaster:
 
 def test_controllers_are_shown_while_no_replica_of_the_home_is_master() -> None:
     shown = asyncio.run(list_replicas(cast("Any", Controllers()), cast("Any", HomeWithoutMaster())))
-    assert [one.alarm for one in shown.items] == ["run: tidemill cluster replace"]
+    assert [one.alarm for one in shown.items] == ["run: tidemill broker-group transfer --unclean"]
 
 
 class Master(CallsByRequest):

@@ -16,12 +16,12 @@ def test_a_file_that_the_environment_names_need_not_be_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TIDEMILL_ADMIN_CA_FILE", str(tmp_path / "ca.crt"))
-    done = CliRunner().invoke(app, [*NOBODY, "topic", "ls"])
+    done = CliRunner().invoke(app, [*NOBODY, "topic", "list"])
     assert "cannot reach the admin API" in done.output
 
 
 def test_a_file_that_is_typed_must_be_there(tmp_path: Path) -> None:
     file = tmp_path / "ca.crt"
-    done = CliRunner().invoke(app, [*NOBODY, f"--admin-ca-file={file}", "topic", "ls"])
+    done = CliRunner().invoke(app, [*NOBODY, f"--admin-ca-file={file}", "topic", "list"])
     assert done.exit_code == 2
     assert "Error" in done.output

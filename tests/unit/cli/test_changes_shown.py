@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from tidemill.cli.app import app
 from tidemill.cli.groups import change_of
+from tidemill.common.rest_client import PROBLEM
 
 RETRY = {"customized": {"nextMs": [1000] * 16}}
 GROUP = {
@@ -30,7 +31,14 @@ class RestApi:
 
         def request(_: httpx.Client, method: str, url: str, **__: Any) -> httpx.Response:
             self.asked.append(method)
-            return httpx.Response(200, json=answers[method], request=httpx.Request(method, url))
+            missing = {"title": "NotFound", "detail": "it is missing"}
+            found = answers[method]
+            return httpx.Response(
+                200 if found else 404,
+                json=found or missing,
+                headers={"content-type": PROBLEM} if found is None else {},
+                request=httpx.Request(method, url),
+            )
 
         monkeypatch.setattr(httpx.Client, "request", request)
 
@@ -50,19 +58,45 @@ def test_a_group_that_was_there_is_said_to_be_changed() -> None:
 def test_fewer_attempts_are_not_taken_without_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
     put = GROUP | {"maxAttempts": 1, "isNew": False, "before": GROUP}
     rest = RestApi(monkeypatch, GET=GROUP, PUT=put)
-    refused = run("group", "create", "billing", "--max-attempts", "1")
+    refused = run("group", "set", "billing", "--max-attempts", "1")
     assert refused.exit_code != 0
     assert "--yes" in refused.output
-    dry = run("group", "create", "billing", "--max-attempts", "1", "--dry-run")
+    dry = run("group", "set", "billing", "--max-attempts", "1", "--dry-run")
     assert "would be: changed: CONCURRENT, 17 -> 1 attempts" in dry.output
     assert "PUT" not in rest.asked
-    done = run("group", "create", "billing", "--max-attempts", "1", "--yes")
+    done = run("group", "set", "billing", "--max-attempts", "1", "--yes")
     assert done.output == "group billing: changed: CONCURRENT, 17 -> 1 attempts\n"
 
 
-def test_a_topic_is_created_by_one_call_to_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    rest = RestApi(monkeypatch, PUT=TOPIC | {"isNew": True})
+def test_a_missing_topic_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    rest = RestApi(monkeypatch, GET=None, PUT=TOPIC | {"isNew": True})
     assert run("topic", "create", "orders").output == "topic orders: FIFO, 4 queues\n"
-    RestApi(monkeypatch, PUT=TOPIC | {"isNew": False, "before": TOPIC | {"queues": 2}})
-    assert "changed: FIFO, 2 -> 4 queues" in run("topic", "create", "orders").output
-    assert rest.asked == ["PUT"]
+    assert rest.asked == ["GET", "PUT"]
+    before = TOPIC | {"queues": 2}
+    RestApi(monkeypatch, GET=before, PUT=TOPIC | {"isNew": False, "before": before})
+    changed = run("topic", "set", "orders", "--queues=4").output
+    assert "changed: FIFO, 2 -> 4 queues" in changed
+
+
+@pytest.mark.parametrize(
+    ("noun", "found", "equal", "different"),
+    [
+        ("topic", TOPIC, ("--type=fifo", "--queues=4"), ("--queues=5",)),
+        ("topic", TOPIC | {"retention": {"ms": 60_000}}, ("--retention=1m",), ("--retention=2m",)),
+        ("topic", TOPIC, ("--retention=default",), ("--retention=forever",)),
+        ("group", GROUP, ("--max-attempts=17",), ("--max-attempts=3",)),
+    ],
+)
+def test_create_of_an_equal_object_is_a_success(
+    monkeypatch: pytest.MonkeyPatch,
+    noun: str,
+    found: dict[str, Any],
+    equal: tuple[str, ...],
+    different: tuple[str, ...],
+) -> None:
+    rest = RestApi(monkeypatch, GET=found)
+    done = run(noun, "create", "billing", *equal)
+    assert (done.exit_code, done.output) == (0, f"{noun} billing: exists already, unchanged\n")
+    refused = run(noun, "create", "billing", *different)
+    assert (refused.exit_code, f"tidemill {noun} set billing" in refused.output) == (1, True)
+    assert set(rest.asked) == {"GET"}

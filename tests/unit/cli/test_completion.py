@@ -95,7 +95,7 @@ def test_commands_options_and_values_are_completed(complete: Completer) -> None:
         (("group", "show", ""), ["billing"]),
         (("process", "settings", ""), ["proxy-0"]),
         (("broker-group", "drain", "b"), ["broker-0"]),
-        (("cluster", "history", ""), ["broker-0"]),
+        (("broker-group", "history", ""), ["broker-0"]),
     ],
 )
 def test_names_are_completed(

@@ -122,7 +122,7 @@ def test_a_command_on_an_id_rejects_a_namespace(
         (("topic", "show", "shop%orders"), "/topics/shop%25orders"),
         (("group", "show", "billing"), "/groups/shop%25billing"),
         (("message", "find", "orders", "--key", "k"), "/topics/shop%25orders/messages"),
-        (("delivery", "ls", "billing"), "/groups/shop%25billing/deliveries"),
+        (("delivery", "list", "billing"), "/groups/shop%25billing/deliveries"),
         (
             ("dead-letter", "discard", "billing", "b:1", "--dry-run"),
             "/groups/shop%25billing/dead-letters:discard",
@@ -146,10 +146,10 @@ def test_a_list_is_of_the_namespace(
 
 
 def test_a_filter_has_the_full_name(requests: list[tuple[str, str, dict[str, str]]]) -> None:
-    run("--namespace", "shop", "client", "ls", "--group", "billing", "--topic", "orders")
+    run("--namespace", "shop", "client", "list", "--group", "billing", "--topic", "orders")
     assert requests[0][2]["group"] == "shop%billing"
     assert requests[0][2]["topic"] == "shop%orders"
-    run("--namespace", "shop", "timer", "ls", "--topic", "orders")
+    run("--namespace", "shop", "timer", "list", "--topic", "orders")
     assert requests[1][2]["topic"] == "shop%orders"
     run("--namespace", "shop", "transaction", "list", "--topic", "orders")
     assert requests[2][2]["topic"] == "shop%orders"
@@ -159,7 +159,7 @@ def test_a_filter_has_the_full_name(requests: list[tuple[str, str, dict[str, str
 
 
 def test_an_illegal_namespace_is_wrong_usage() -> None:
-    done = run("--namespace", "a%b", "topic", "ls")
+    done = run("--namespace", "a%b", "topic", "list")
     assert done.exit_code == 2
     assert "may only contain" in done.output
 

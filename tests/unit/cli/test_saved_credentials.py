@@ -47,7 +47,7 @@ def test_a_malformed_file_is_refused_without_its_content(saved: Path, text: str)
 
 def test_a_saved_token_is_left_out_over_http_to_another_machine(saved: Path) -> None:
     saved.write_text(make_token().text)
-    result = CliRunner().invoke(app, ["--admin", "http://admin.invalid:8080", "topic", "ls"])
+    result = CliRunner().invoke(app, ["--admin", "http://admin.invalid:8080", "topic", "list"])
     assert result.exit_code == EXIT_UNREACHABLE
 
 
@@ -143,7 +143,7 @@ def test_saved_credentials_are_not_sent_to_another_api(saved: Path) -> None:
     with scripted_api(answer) as address:
         for own in ("http://127.0.0.1:1", address):
             saved.write_text(f"{SAVED}{own}\n")
-            ended = CliRunner().invoke(app, ["--admin", address, "topic", "ls"])
+            ended = CliRunner().invoke(app, ["--admin", address, "topic", "list"])
             assert ended.exit_code == EXIT_REFUSED
             assert ("so they were not sent" in ended.output) is (own != address)
     assert [bool(each) for each in shown] == [False, True]
@@ -152,6 +152,6 @@ def test_saved_credentials_are_not_sent_to_another_api(saved: Path) -> None:
 def test_saved_credentials_without_an_api_are_warned_of(saved: Path) -> None:
     saved.write_text(SAVED)
     for host, is_warned in (("admin.invalid", True), ("127.0.0.1:1", False)):
-        line = ["--admin", f"https://{host}", "topic", "ls"]
+        line = ["--admin", f"https://{host}", "topic", "list"]
         output = CliRunner().invoke(app, line).output
         assert ("name no admin API" in output) is is_warned

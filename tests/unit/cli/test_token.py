@@ -14,7 +14,7 @@ TOKEN = ["--token", "secret"]
 
 
 def status_and_error(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, [*arguments, "topic", "ls"])
+    result = CliRunner().invoke(app, [*arguments, "topic", "list"])
     return result.exit_code, result.output
 
 

@@ -585,7 +585,7 @@ def test_the_alarm_of_a_blocked_group_names_missing_replicas() -> None:
     assert "replica 2 is drained" in alarm.reason
     assert "catching up" not in alarm.reason
     text = alarm.reason + of_fewer("broker-0", drained, alarm.drained)
-    assert "`tidemill cluster drain broker-0-2 --undo`" in text
+    assert "`tidemill replica undrain broker-0-2`" in text
     assert "drain" not in of_fewer("broker-0", group)
     # No alarm during a failover.
     short = blocked._replace(blocked_ms=TIMING.too_few_ms)

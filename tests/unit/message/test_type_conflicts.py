@@ -19,12 +19,12 @@ def check(topic_type: pb.TopicType.ValueType, **properties: Any) -> v2.MessageTy
     """Check a message with these properties for a topic, and return the type of the message."""
     system = v2.SystemProperties(**properties)
     kind = message_type(system)
-    check_type(type_for_topic(kind, system), "jobs", topic_type)
+    check_type(type_for_topic(kind, system), "jobs", topic_type, exists=True)
     return kind
 
 
 def test_a_delay_message_for_a_normal_topic_names_the_command_for_both() -> None:
-    with pytest.raises(MessageTypeConflict, match="tidemill topic create jobs --type MIXED"):
+    with pytest.raises(MessageTypeConflict, match="tidemill topic set jobs --type MIXED"):
         check(pb.TOPIC_TYPE_NORMAL, delivery_timestamp=SOME_TIME)
 
 
@@ -41,7 +41,7 @@ def test_no_command_is_named_if_none_helps() -> None:
 def test_a_priority_on_another_topic_names_the_command_for_it(
     topic_type: pb.TopicType.ValueType, due: Timestamp | None
 ) -> None:
-    with pytest.raises(MessageTypeConflict, match="tidemill topic create jobs --type PRIORITY"):
+    with pytest.raises(MessageTypeConflict, match="tidemill topic set jobs --type PRIORITY"):
         check(topic_type, priority=3, delivery_timestamp=due)
 
 

@@ -131,7 +131,7 @@ def test_drained_replicas_need_not_be_started(tmp_path: Path) -> None:
     keep(drained={3, 4}, sss={0, 1, 2})
     check_all_served(load(at, "--replicas=3"))
     with pytest.raises(
-        StartError, match="first drain the others with `tidemill cluster drain broker-0-2`"
+        StartError, match="first drain the others with `tidemill replica drain broker-0-2`"
     ):
         check_all_served(load(at, "--replicas=2"))
     keep(drained={4}, sss={0, 1, 2, 3})

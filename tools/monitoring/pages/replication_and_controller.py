@@ -49,7 +49,7 @@ _MASTERS = Row(
         ),
         panel(
             "Needs an operator",
-            "1 if the broker group has no working master, or the controller cannot write the group record. `tidemill cluster status` prints the reason.",
+            "1 if the broker group has no working master, or the controller cannot write the group record. `tidemill replica list` prints the reason.",
             Query("max by (broker_set) (rocketmq_controller_group_alarm{HERE})", "{{broker_set}}"),
             look=Look.STATES,
             alerts=("ReplicasNeedOperator",),

@@ -160,7 +160,7 @@ def _locks(facts: GroupFacts) -> Iterator[BacklogCause]:
             "longestMs": max(facts.now_ms - lock.since_ms for lock in blocking),
         },
         command=_command(
-            "group release",
+            "group unlock",
             facts.name,
             *("--topic", first.topic, "--queue", str(first.queue), "--broker", first.broker),
         ),
@@ -223,7 +223,7 @@ def _slow(facts: GroupFacts) -> Iterator[BacklogCause]:
         code=Code.CONSUMERS_SLOW,
         text=f"{text} {ack_rate:.1f}; at this speed {needed} consumers are needed",
         numbers=given,
-        command=_command("group scale-hint", facts.name),
+        command=_command("group show", facts.name, "--scaling"),
     )
 
 

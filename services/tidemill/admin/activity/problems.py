@@ -56,7 +56,7 @@ def find_problems(
 
 
 def _status(name: str) -> str:
-    return f"tidemill broker-group status {quote(name)}"
+    return f"tidemill broker-group show {quote(name)}"
 
 
 def _down(name: str, reason: str) -> ClusterProblem:
@@ -87,7 +87,7 @@ def _of_member(member: BrokerGroupView) -> Iterator[ClusterProblem]:
             code="InSyncSetShrunk",
             object=member.name,
             text=f"not in sync: {', '.join(behind)}",
-            command="tidemill cluster status",
+            command="tidemill replica list",
         )
 
 
@@ -108,5 +108,5 @@ def _of_group(group: ConsumerGroupRowView) -> Iterator[ClusterProblem]:
             code="LagGrowing",
             object=group.name,
             text=f"{group.lag:,} messages and no consumer",
-            command=f"tidemill group diagnose {quote(group.name)}",
+            command=f"tidemill group show {quote(group.name)}",
         )

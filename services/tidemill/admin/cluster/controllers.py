@@ -96,7 +96,7 @@ class ControllerClients:
         if not self.addresses:
             raise Conflict(
                 "this admin process has no controllers. Without replicas, use"
-                " `tidemill broker-group ls`. With replicas, set controllers to the addresses of"
+                " `tidemill broker-group list`. With replicas, set controllers to the addresses of"
                 " the controllers"
             )
         reasons = []

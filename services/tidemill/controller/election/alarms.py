@@ -80,13 +80,13 @@ def drained_of(record: GroupRecord, live: list[Candidate]) -> list[ReplicaId]:
 def of_fewer(group: str, record: GroupRecord, drained: Iterable[ReplicaId] = ()) -> str:
     """Return the commands to continue with the live replicas of a group."""
     undo = "".join(
-        f". To let replica {one} count again: `tidemill cluster drain {group}-{one} --undo`"
+        f". To let replica {one} count again: `tidemill replica undrain {group}-{one}`"
         for one in drained
     )
     fewer = max(len(record.sss), 1)
     return (
-        f"{undo}. To continue with fewer replicas: `tidemill cluster min-in-sync {group} {fewer}`,"
-        f" or on Kubernetes minInSync {fewer} in the values"
+        f"{undo}. To continue with fewer replicas: `tidemill broker-group set {group} --min-in-sync"
+        f" {fewer}`, or on Kubernetes minInSync {fewer} in the values"
     )
 
 
@@ -130,7 +130,7 @@ def of_not_compared(missing: Collection[ReplicaId], *, is_in_epoch: bool) -> str
         f". This alarm names no replica, because {of_replicas(missing)} {_verb(missing)} missing in"
         f" the comparison of the logs and may have the longest; start"
         f" {'it' if is_one else 'them'}{restarted}. If {'it is' if is_one else 'they are'} lost,"
-        " choose another one with `tidemill cluster replace`"
+        " choose another one with `tidemill broker-group transfer --unclean`"
     )
 
 
@@ -139,9 +139,9 @@ def of_last_resort(group: str, survivor: ReplicaId | None) -> str:
     if survivor is None:
         return ""
     return (
-        f". Last resort: `tidemill cluster replace {group} --with {survivor} --reason ...` makes"
-        f" replica {survivor} master, which has the longest log of the live replicas; messages that"
-        " it lacks are lost"
+        f". Last resort: `tidemill broker-group transfer {group} --unclean --to {survivor} --reason"
+        f" ...` makes replica {survivor} master, which has the longest log of the live replicas;"
+        " messages that it lacks are lost"
     )
 
 

@@ -454,7 +454,9 @@ def _encode(message: v2.Message, topic: link_pb2.TopicConfig, now_ms: int) -> by
     check_message(message)
     properties = message.system_properties
     kind = message_type(properties)
-    check_type(type_for_topic(kind, properties), topic.name, topic.type)
+    # A topic that the first use would create has no queues yet.
+    required = type_for_topic(kind, properties)
+    check_type(required, topic.name, topic.type, exists=topic.queues > 0)
     if properties.body_encoding not in _ENCODINGS:
         raise BadRequest(f"the body encoding {properties.body_encoding} is unknown")
     return encode_stored(message, message_type=kind, now_ms=now_ms)

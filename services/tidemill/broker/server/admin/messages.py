@@ -77,7 +77,7 @@ class MessageAdmin:
                 raise BadRequest("a delay needs a message of type DELAY")
             if not exists:
                 # A rejected message must not create its topic.
-                check_type(required, request.topic, pb.TOPIC_TYPE_MIXED)
+                check_type(required, request.topic, pb.TOPIC_TYPE_MIXED, exists=False)
                 engine.commands.check_first(
                     request.blob,
                     crc32(request.blob),
@@ -88,7 +88,8 @@ class MessageAdmin:
                 topic = use_topic(engine, request.topic, turn.now_ms)
             if request.HasField("lookup"):
                 _look_up(engine, topic, request, turn.now_ms)
-            check_type(required, topic.name, pb.TopicType.ValueType(topic.type))
+            type_number = pb.TopicType.ValueType(topic.type)
+            check_type(required, topic.name, type_number, exists=True)
             if topic.type is TopicType.PRIORITY:
                 queue_id = level_of(priority or 0, queues=topic.queues)
             else:

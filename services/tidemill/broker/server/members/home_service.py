@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Replaced processes of the home that are remembered. Each start of the home adds one, and frames of
 # an old process are no longer in flight after this many starts.
 REPLACED_LIVES_MAX: Final = 16
-NAMED_MAX: Final = 8  # backlog items in an error; `broker-group status` lists all
+NAMED_MAX: Final = 8  # backlog items in an error; `broker-group show` lists all
 
 
 class _FormerMember(Conflict):
@@ -265,7 +265,7 @@ def _not_empty(name: str, backlog: RemovalBacklog) -> str:
     named = [_named(item) for item in backlog.items[:NAMED_MAX]]
     more = backlog.unnamed_count + len(backlog.items) - len(named)
     return "; ".join(
-        [text, *named, *([f"and {more} more: `tidemill broker-group status {name}`"] * bool(more))]
+        [text, *named, *([f"and {more} more: `tidemill broker-group show {name}`"] * bool(more))]
     )
 
 

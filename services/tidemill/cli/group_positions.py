@@ -1,0 +1,146 @@
+"""`tidemill group unlock` and `group reset`: the position of a consumer group."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from tidemill.cli.completion_names import complete_topic
+from tidemill.cli.group_options import DryRun, Name, TopicEnd, Yes
+from tidemill.cli.messages import printable
+from tidemill.cli.rest import (
+    call,
+    check_is_sure,
+    has_several,
+    in_namespace,
+    say,
+    segment,
+    show,
+    warn_unreachable,
+)
+from tidemill.common.exit_codes import EXIT_REFUSED
+from tidemill.common.prompts import confirm, fail
+from tidemill.common.rest_client import Json
+from tidemill.common.times import INSTANT, instant_ms
+
+QUEUES_SHOWN_MAX: Final = 8  # queues in the question before a reset
+
+
+def unlock_queue(
+    context: typer.Context,
+    name: Name,
+    topic: Annotated[
+        str,
+        typer.Option(
+            help="Topic of the locked queue.", callback=in_namespace, autocompletion=complete_topic
+        ),
+    ],
+    queue: Annotated[int, typer.Option(min=0, help="Number of the locked queue.")],
+    broker: Annotated[
+        str | None,
+        typer.Option(
+            help="Broker group of the queue, if several have a locked queue of this number."
+        ),
+    ] = None,
+    is_dry: DryRun = False,
+    is_sure: Yes = False,
+) -> None:
+    """Unlock a queue of a FIFO group: another consumer gets its messages at once.
+
+    Examples:
+    * `tidemill group unlock billing --topic orders --queue 3 --dry-run`
+    * `tidemill group unlock billing --topic orders --queue 3`
+    """
+    if is_dry:
+        progress = call(context, "GET", f"/groups/{segment(name)}/progress")
+        locks = [
+            lock
+            for lock in progress["locks"]
+            if (lock["topic"], lock["queue"]) == (topic, queue) and broker in {None, lock["broker"]}
+        ]
+        if not locks:
+            fail(f"queue {queue} of {topic} is not locked", EXIT_REFUSED)
+        say(context, locks, "\n".join(f"would be unlocked: {_lock_words(lock)}" for lock in locks))
+        warn_unreachable(progress)
+        return
+    check_is_sure("group unlock", is_sure=is_sure)
+    if not is_sure:
+        confirm(
+            f"Unlock queue {queue} of {topic} for another consumer of {name}? Messages that the"
+            f" consumer still works on are then processed twice."
+        )
+    body = {"topic": topic, "queue": queue} | ({"broker": broker} if broker else {})
+    done = call(context, "POST", f"/groups/{segment(name)}:releaseLock", body=body)
+    say(context, done, f"queue {queue} of {topic} is unlocked: {_lock_words(done['released'])}")
+
+
+def _lock_words(lock: Json) -> str:
+    holder = printable(lock.get("clientId", "(unknown)"))
+    return (
+        f"{lock['messages']} messages from offset {lock['offset']}, held by {holder}, and"
+        f" {lock['waiting']} behind them"
+    )
+
+
+def reset_group(
+    context: typer.Context,
+    name: Name,
+    topic: Annotated[
+        str,
+        typer.Option(
+            help="Topic of the reset.", callback=in_namespace, autocompletion=complete_topic
+        ),
+    ],
+    to: Annotated[TopicEnd | None, typer.Option(help="An end of the topic.")] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar=INSTANT, help="The first message stored at this time or later."),
+    ] = None,
+    timestamp_ms: Annotated[
+        int | None, typer.Option(help="The same, as Unix time in milliseconds.")
+    ] = None,
+    offset: Annotated[int | None, typer.Option(help="The same offset in every queue.")] = None,
+    is_dry: DryRun = False,
+    is_sure: Yes = False,
+) -> None:
+    """Move the position of a consumer group in a topic.
+
+    Examples:
+    * `tidemill group reset billing --topic orders --to earliest --dry-run`
+    * `tidemill group reset billing --topic orders --at 2027-01-01T08:00:00Z`
+    """
+    if sum(target is not None for target in (to, at, timestamp_ms, offset)) != 1:
+        raise typer.BadParameter("give exactly one of --to, --at, --timestamp-ms and --offset")
+    body: dict[str, Json] = {"topic": topic}
+    if to is not None:
+        body["to"] = to.value
+    if timestamp_ms is not None:
+        body["timestampMs"] = timestamp_ms
+    if at is not None:
+        body["timestampMs"] = instant_ms(at)
+    if offset is not None:
+        body["offset"] = offset
+    path = f"/groups/{segment(name)}:resetOffset"
+    if not is_dry:
+        check_is_sure("group reset", is_sure=is_sure)
+    if not is_dry and not is_sure:
+        planned = call(context, "POST", path, body=body | {"dryRun": True})
+        _say_plan(planned["queues"])
+        confirm(f"Move the position of group {name} in topic {topic}?")
+    done = call(context, "POST", path, body=body | {"dryRun": is_dry})
+    queues = done["queues"]
+    rows = [(q["queueId"], q.get("fromOffset"), q["toOffset"], q["broker"]) for q in queues]
+    columns = ("QUEUE", "FROM", "WOULD MOVE TO" if is_dry else "MOVED TO", "BROKER")
+    count = len(columns) if has_several(queues) else len(columns) - 1
+    show(context, done, columns[:count], [row[:count] for row in rows])
+
+
+def _say_plan(queues: list[Json]) -> None:
+    is_several = has_several(queues)
+    for queue in queues[:QUEUES_SHOWN_MAX]:
+        begin = queue.get("fromOffset", "the start offset of the group")
+        where = f"queue {queue['queueId']}" + (f" of {queue['broker']}" if is_several else "")
+        typer.echo(f"{where}: from {begin} to {queue['toOffset']}", err=True)
+    if len(queues) > QUEUES_SHOWN_MAX:
+        typer.echo(f"and {len(queues) - QUEUES_SHOWN_MAX} queues more", err=True)
