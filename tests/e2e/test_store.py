@@ -13,6 +13,7 @@ import pytest
 from tests.support.clients.history import History, Outcome
 from tests.support.clients.load import Load
 from tests.support.processes.processes import Standalone, command, environment, standalone
+from tidemill.common.exit_codes import EXIT_PROBLEM
 
 TOPIC = "orders"
 GROUP = "billing"
@@ -128,7 +129,7 @@ def test_a_check_reports_damage_and_a_mend_restores_it_from_a_copy(
         file.seek(at)
         file.write(b"?")
     found = tidemill("check", data)
-    assert found.returncode == 1
+    assert found.returncode == EXIT_PROBLEM
     for text in (log.name, "kind MESSAGE", f"topic {TOPIC}, queue 0, offset 1", "remedy"):
         assert text in found.stdout, text
     (finding,) = json.loads(tidemill("check", data, "--output=json").stdout)["findings"]

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.processes.processes import ADMIN_S, Standalone, command, environment, standalone
+from tidemill.common.exit_codes import EXIT_PROBLEM
 
 TOPIC = "orders"
 SENT = 12  # messages, each of a message group of its own: all broker groups have some
@@ -108,7 +109,7 @@ def test_check_and_mend_handle_all_broker_groups(
         file.seek(content.index(TOPIC.encode()) + 1)
         file.write(b"?")
     damaged = tidemill("check", data, "-o", "json")
-    assert damaged.returncode == 1
+    assert damaged.returncode == EXIT_PROBLEM
     states = {one["store"]: one["state"] for one in json.loads(damaged.stdout)["stores"]}
     assert states == {str(data): "sound", str(data / "broker-1"): "damaged"}
     assert tidemill("mend", data).returncode == 1

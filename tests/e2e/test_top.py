@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.support.clients.commands import tidemill
 from tests.support.eventually import eventually
 from tests.support.processes.processes import STOP_S, command, environment, standalone
+from tidemill.common.exit_codes import EXIT_INTERRUPTED
 
 ROWS, COLUMNS = 12, 80
 
@@ -50,7 +51,7 @@ def test_a_terminal_shows_one_screen_each_second_until_ctrl_c(tmp_path: Path) ->
             assert all(len(line) <= COLUMNS for line in screen)
             assert any(line.startswith("orders-") for line in screen)
             process.send_signal(signal.SIGINT)
-            assert process.wait(STOP_S) == 0
+            assert process.wait(STOP_S) == EXIT_INTERRUPTED
         finally:
             process.kill()
             process.wait()

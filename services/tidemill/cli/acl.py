@@ -10,7 +10,7 @@ import typer
 
 from tidemill.cli.rest import call, say, segment, show
 from tidemill.common.errors import BadRequest
-from tidemill.common.exit_codes import EXIT_REFUSED
+from tidemill.common.exit_codes import EXIT_PROBLEM
 from tidemill.common.rest_client import Json
 from tidemill.security.acl import ALLOW, DENY, check_names, entry_of, parse_entry
 
@@ -123,7 +123,7 @@ def check(
     area: Annotated[str | None, typer.Option(help="Area of the cluster, such as clients.")] = None,
     address: Annotated[str | None, typer.Option(help="Address of the client.")] = None,
 ) -> None:
-    """Show whether a user may do something, and the entry that decides. Exit 1 if it may not.
+    """Show whether a user may do something, and the entry that decides. Exit 4 if it may not.
 
     Example: tidemill acl check --user orders --action Pub --topic payments
     """
@@ -138,7 +138,7 @@ def check(
     verdict = "allowed" if answer["allowed"] else "refused"
     say(context, answer, f"{verdict}   {answer['reason']}")
     if not answer["allowed"]:
-        raise typer.Exit(EXIT_REFUSED)
+        raise typer.Exit(EXIT_PROBLEM)
 
 
 def entry_rows(entries: Sequence[Json]) -> list[tuple[str, ...]]:

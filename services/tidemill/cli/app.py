@@ -50,8 +50,9 @@ from tidemill.cli import (
     users,
 )
 from tidemill.cli.completion_names import complete_context
+from tidemill.cli.output import OutputFormat
 from tidemill.cli.processes import PROCESSES
-from tidemill.cli.rest import ADMIN_URL, OutputFormat
+from tidemill.cli.rest import ADMIN_URL
 from tidemill.cli.root_group import WITH_VALUE, RootGroup, move_shared
 from tidemill.cli.root_options import CONTEXT_NOUN, RootValues, read_options
 from tidemill.common.exit_codes import EXIT_USAGE
@@ -264,12 +265,22 @@ def root(
             help="Send the token over plain HTTP also to another machine.",
         ),
     ] = False,
+    is_insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Accept any certificate of the admin API. For tests only."),
+    ] = False,
     namespace: Annotated[
         str, typer.Option(help="Namespace of the topics and consumer groups. Default: none.")
     ] = "",
     output: Annotated[
         OutputFormat, typer.Option("--output", "-o", help="Format of the output.")
     ] = OutputFormat.TABLE,
+    has_no_color: Annotated[
+        bool, typer.Option("--no-color", help="Print no colours, as with the variable NO_COLOR.")
+    ] = False,
+    is_quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print no sentence about a change that is done.")
+    ] = False,
     is_watched: Annotated[  # noqa: ARG001  # The root group reads it.
         bool,
         typer.Option("--watch", "-w", help="Repeat a command that shows something, until Ctrl-C."),
@@ -295,6 +306,9 @@ def root(
         sends_plain_token=sends_plain_token,
         namespace=namespace,
         output=output,
+        has_no_color=has_no_color,
+        is_quiet=is_quiet,
+        is_insecure=is_insecure,
     )
     context.obj = read_options(context, values)
 

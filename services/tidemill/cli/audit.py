@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import typer
 
-from tidemill.cli.rest import OutputFormat, call, options_of, show, warn_unreachable
+from tidemill.cli.rest import call, show, warn_unreachable
 from tidemill.common.prompts import warn
 from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, duration_ms, utc
@@ -57,14 +56,11 @@ def list_audit(
     ] = "",
     result: Annotated[AuditResult | None, typer.Option(help="Only this result.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of records.")] = LIMIT,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --output json.")] = False,
 ) -> None:
     """List changes, refused calls and accesses, the newest first.
 
     Examples: tidemill audit list --since 1h --kind change; tidemill audit list --resource Group:g
     """
-    if as_json:
-        context.obj = replace(options_of(context), output=OutputFormat.JSON)
     filters = {
         "kind": "" if kind is None else kind.value,
         "user": user,
@@ -76,7 +72,9 @@ def list_audit(
     }
     query = {name: value for name, value in filters.items() if value}
     records, has_more = _find(context, query, limit)
-    show(context, records, COLUMNS, [_row(record) for record in records])
+    rows = [_row(record) for record in records]
+    names = dict.fromkeys(row[COLUMNS.index("RESOURCE")] for row in rows)
+    show(context, records, COLUMNS, rows, names=names)
     if has_more:
         warn(f"there are more than {limit} records; add --limit, or filters")
 

@@ -42,7 +42,8 @@ def list_bans(context: typer.Context) -> None:
         )
         for ban in bans
     ]
-    show(context, bans, ("KIND", "SUBJECT", "UNTIL", "REASON"), rows)
+    names = [ban["value"] for ban in bans]
+    show(context, bans, ("KIND", "SUBJECT", "UNTIL", "REASON"), rows, names=names)
 
 
 @app.command("create")

@@ -9,7 +9,7 @@ import typer
 
 from tidemill.cli.broker_group_options import DryRun, Name, Yes
 from tidemill.cli.masters import set_broker_group, show_history, transfer_master
-from tidemill.cli.rest import OutputFormat, call, check_is_sure, options_of, say, segment, show
+from tidemill.cli.rest import call, check_is_sure, is_text, say, segment, show
 from tidemill.cli.watching import watch
 from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.prompts import confirm, fail
@@ -45,7 +45,9 @@ def list_broker_groups(context: typer.Context) -> None:
     Example: tidemill broker-group list
     """
     listed = call(context, "GET", "/broker-groups")
-    show(context, listed, COLUMNS, [_row(group) for group in listed["items"]])
+    groups = listed["items"]
+    rows = [_row(group) for group in groups]
+    show(context, listed, COLUMNS, rows, names=[group["name"] for group in groups])
 
 
 @app.command("show")
@@ -293,7 +295,7 @@ def _show(context: typer.Context, group: Json) -> None:
 
 
 def _print_backlog(context: typer.Context, group: Json) -> None:
-    if options_of(context).output is OutputFormat.JSON:
+    if not is_text(context):
         say(context, group, "")
         return
     typer.echo(f"{time.strftime('%H:%M:%S')} {group['name']}: {_backlog_text(group)}{_but(group)}")

@@ -95,7 +95,10 @@ def list_clients(
         columns = *columns, "USER"
         users = [", ".join(client.get("users") or ()) for client in page["clients"]]
         rows = [(*row, user) for row, user in zip(rows, users, strict=True)]
-    show(context, page, columns, [tuple(map(_text, row)) for row in rows])
+    clients = page["clients"]
+    names = [client["clientId"] for client in clients]
+    cells = [tuple(map(_text, row)) for row in rows]
+    show(context, page, columns, cells, items=clients, names=names)
     warn_unreachable(page)
     for text in sorted({conflict_text(each) for c in page["clients"] for each in _conflicts(c)}):
         warn(text)

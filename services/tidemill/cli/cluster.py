@@ -7,15 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from tidemill.cli.numbers import UNKNOWN, number
-from tidemill.cli.rest import (
-    OutputFormat,
-    call,
-    options_of,
-    show,
-    show_table,
-    warn_partial,
-    warn_unreachable,
-)
+from tidemill.cli.rest import call, is_text, show, show_table, warn_partial, warn_unreachable
 from tidemill.common.clock import SystemClock
 from tidemill.common.exit_codes import EXIT_PROBLEM
 from tidemill.common.rest_client import Json
@@ -50,9 +42,9 @@ def show_cluster(
     found = call(context, "GET", "/overview")
     problems = [_problem_row(each) for each in found["problems"]]
     show(context, found, PROBLEM_COLUMNS, problems)
-    if options_of(context).output is OutputFormat.TABLE:
+    if is_text(context):
         typer.echo(f"\nStatus: {found['status']}")
-        _show_parts(found, SystemClock().wall_ms())
+        _show_parts(context, found, SystemClock().wall_ms())
     warn_unreachable(found)
     unanswered = found.get("unanswered")
     if unanswered:
@@ -61,7 +53,7 @@ def show_cluster(
         raise typer.Exit(EXIT_PROBLEM)
 
 
-def _show_parts(found: Json, now_ms: int) -> None:
+def _show_parts(context: typer.Context, found: Json, now_ms: int) -> None:
     """Print the parts that the user may see."""
     disks = {each["broker"]: each for each in found.get("disks") or ()}
     tables = (
@@ -72,7 +64,7 @@ def _show_parts(found: Json, now_ms: int) -> None:
     for columns, rows in tables:
         if rows:
             typer.echo()
-            show_table(columns, rows)
+            show_table(context, columns, rows)
 
 
 def _problem_row(problem: Json) -> tuple[object, ...]:

@@ -23,7 +23,8 @@ from typing import Final, cast
 import typer
 
 from tidemill.cli.contexts import read_contexts
-from tidemill.cli.rest import ADMIN_URL, PAGE_SIZE, Options, OutputFormat, connect, of_namespace
+from tidemill.cli.output import OutputFormat
+from tidemill.cli.rest import ADMIN_URL, PAGE_SIZE, Options, connect, of_namespace
 from tidemill.cli.root_options import RootValues, read_options
 from tidemill.common.private_files import make_private_folder, read_private, replace_private
 from tidemill.message.namespaces import without_namespace

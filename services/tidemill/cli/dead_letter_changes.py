@@ -9,10 +9,9 @@ import typer
 
 from tidemill.cli.operations import await_end, result_of
 from tidemill.cli.rest import (
-    OutputFormat,
     call,
     check_is_sure,
-    options_of,
+    is_text,
     say,
     segment,
     show_table,
@@ -90,8 +89,8 @@ def _settle_matching(
     count = _count(planned["count"])
     if is_dry:
         say(context, planned, f"{count} of group {group} would be {verb}ed")
-        if options_of(context).output is not OutputFormat.JSON and planned["sample"]:
-            show_table(COLUMNS, [row_of(one) for one in planned["sample"]])
+        if is_text(context) and planned["sample"]:
+            show_table(context, COLUMNS, [row_of(one) for one in planned["sample"]])
         return
     if not planned["count"]:
         say(context, planned, f"no open dead letter of group {group} matches")
@@ -155,7 +154,7 @@ def _settle_ids(
 def _show(context: typer.Context, done: Json, sentence: str, verb: str) -> None:
     """Print the result, and each outcome without an effect."""
     say(context, done, sentence)
-    if options_of(context).output is OutputFormat.JSON:
+    if not is_text(context):
         return
     effect = f"{verb.upper()}ED"
     for one in done["outcomes"]:

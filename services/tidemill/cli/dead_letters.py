@@ -21,10 +21,10 @@ from tidemill.cli.dead_letter_changes import (
 from tidemill.cli.messages import file_base64, named_values, printable
 from tidemill.cli.pages import read_pages
 from tidemill.cli.rest import (
-    OutputFormat,
     call,
     check_is_sure,
     in_namespace,
+    is_text,
     options_of,
     say,
     segment,
@@ -193,14 +193,16 @@ def summarize_dead_letters(context: typer.Context) -> None:
         )
         for one in found["groups"]
     ]
-    show(context, found, columns, rows)
-    if options_of(context).output is not OutputFormat.JSON and found["groups"]:
+    show(context, found, columns, rows, items=found["groups"])
+    if is_text(context) and found["groups"]:
         typer.echo()
-        show_table(("TOPIC", "OPEN"), [(one["topic"], one["open"]) for one in found["topics"]])
+        show_table(
+            context, ("TOPIC", "OPEN"), [(one["topic"], one["open"]) for one in found["topics"]]
+        )
         if found["reasons"]:
             reasons = [(words(one["reason"]), one["open"]) for one in found["reasons"]]
             typer.echo()
-            show_table(("REASON", "OPEN"), reasons)
+            show_table(context, ("REASON", "OPEN"), reasons)
     warn_unreachable(found)
     if found.get("partial"):
         warn("topics and reasons count only the newest 100,000 open ones of a broker group")

@@ -93,7 +93,8 @@ def list_deliveries(
     now_ms = SystemClock().wall_ms()
     count = len(COLUMNS) if has_several(deliveries) else len(COLUMNS) - 1
     rows = [_row(delivery, now_ms)[:count] for delivery in deliveries]
-    show(context, deliveries, COLUMNS[:count], rows)
+    names = [each["messageId"] for each in deliveries if "messageId" in each]
+    show(context, deliveries, COLUMNS[:count], rows, names=names)
     warn_unreachable({"unreachable": unreachable})
     if has_more:
         typer.echo(f"there are more than {limit} messages; raise --limit", err=True)

@@ -65,7 +65,7 @@ def examine(context: typer.Context) -> None:
     call(context, "GET", "/session")
     found = list(_results(connect(context), options_of(context)))
     counts = Counter(each.state for each in found)
-    answer = {
+    answer: dict[str, Json] = {
         "checks": [each.as_json() for each in found],
         "problems": counts[CheckState.PROBLEM],
         "unknown": counts[CheckState.UNKNOWN],
@@ -75,6 +75,7 @@ def examine(context: typer.Context) -> None:
         answer,
         COLUMNS,
         [(each.name, each.state.value, each.text, each.command) for each in found],
+        items=answer["checks"],
     )
     if counts[CheckState.PROBLEM]:
         raise typer.Exit(EXIT_PROBLEM)

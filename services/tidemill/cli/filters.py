@@ -8,6 +8,8 @@ import typer
 
 from tidemill.cli.rest import say
 from tidemill.common.errors import IllegalFilter
+from tidemill.common.exit_codes import EXIT_PROBLEM
+from tidemill.common.prompts import fail
 from tidemill.message import limits
 from tidemill.message.sql92.conditions import PropertyNumbers
 from tidemill.message.sql92.grammar import parse
@@ -36,7 +38,8 @@ def check(
     """Show how a filter is read, and whether a message matches it. It needs no broker.
 
     A condition on a missing property, or on a value that cannot be compared, is UNKNOWN. Only TRUE
-    matches. TAGS is the tag, and KEYS are all keys with blanks between them.
+    matches. TAGS is the tag, and KEYS are all keys with blanks between them. The exit status of an
+    illegal filter is 4.
 
     Examples:
     - tidemill filter check "price > 10 AND region IN ('eu', 'us')"
@@ -47,7 +50,7 @@ def check(
         limits.SQL_FILTER.check_text(expression)
         condition = parse(expression)
     except IllegalFilter as error:
-        raise typer.BadParameter(error.message) from error
+        fail(error.message, EXIT_PROBLEM)
     answer = {"expression": condition.canonical()}
     text = condition.canonical()
     if properties or tag or keys:

@@ -133,7 +133,7 @@ def reset_group(
     rows = [(q["queueId"], q.get("fromOffset"), q["toOffset"], q["broker"]) for q in queues]
     columns = ("QUEUE", "FROM", "WOULD MOVE TO" if is_dry else "MOVED TO", "BROKER")
     count = len(columns) if has_several(queues) else len(columns) - 1
-    show(context, done, columns[:count], [row[:count] for row in rows])
+    show(context, done, columns[:count], [row[:count] for row in rows], items=queues)
 
 
 def _say_plan(queues: list[Json]) -> None:

@@ -12,12 +12,11 @@ from tidemill.cli.group_options import Name
 from tidemill.cli.messages import printable
 from tidemill.cli.numbers import number
 from tidemill.cli.rest import (
-    OutputFormat,
     call,
     connect,
     has_several,
     in_namespace,
-    options_of,
+    is_text,
     segment,
     show,
     show_table,
@@ -99,8 +98,8 @@ def _show_scaling(context: typer.Context, name: str, query: dict[str, str]) -> N
     if len(rows) > 1:
         rows.append(("(all)", hint["ready"], hint["inFlight"], hint["scheduled"]))
     soon = f"DUE IN {hint['horizonSeconds']} S"
-    show(context, hint, ("TOPIC", "READY", "IN FLIGHT", soon), rows)
-    if options_of(context).output is OutputFormat.TABLE:
+    show(context, hint, ("TOPIC", "READY", "IN FLIGHT", soon), rows, items=hint["topics"])
+    if is_text(context):
         replicas = f": {hint['replicas']} consumers" if "replicas" in hint else ""
         typer.echo(f"KEDA gets {hint['value']}{replicas}")
 
@@ -122,10 +121,10 @@ def _show_all(context: typer.Context, name: str) -> None:
     if unreachable:
         answer["unreachable"] = sorted(unreachable)
     show(context, answer, ("GROUP", name), _settings(group))
-    if options_of(context).output is OutputFormat.TABLE:
+    if is_text(context):
         now_ms = SystemClock().wall_ms()
-        _show_progress(progress, now_ms)
-        _show_consumers(clients)
+        _show_progress(context, progress, now_ms)
+        _show_consumers(context, clients)
         _show_findings(diagnosis)
     warn_unreachable(answer)
 
@@ -156,7 +155,7 @@ def _rates(group: Json) -> str:
     return ", ".join(number(group.get(key)) for key in ("inPerSecond", "outPerSecond"))
 
 
-def _show_progress(progress: Json, now_ms: int) -> None:
+def _show_progress(context: typer.Context, progress: Json, now_ms: int) -> None:
     typer.echo()
     parts = [*progress["topics"], {"topic": "(total)", **progress["total"]}]
     rows = [
@@ -170,16 +169,17 @@ def _show_progress(progress: Json, now_ms: int) -> None:
         )
         for each in parts
     ]
-    show_table(("TOPIC", "LAG", "READY", "BLOCKED", "IN FLIGHT", "OLDEST UNACKED"), rows)
+    columns = "TOPIC", "LAG", "READY", "BLOCKED", "IN FLIGHT", "OLDEST UNACKED"
+    show_table(context, columns, rows)
     if progress["locks"]:
-        _show_locks(progress["locks"], now_ms)
+        _show_locks(context, progress["locks"], now_ms)
     if progress.get("pulled"):
         typer.echo("\nPulled (offsets that the group reported):")
         pulled = [(each["topic"], each["queues"], each["behind"]) for each in progress["pulled"]]
-        show_table(("TOPIC", "QUEUES", "BEHIND"), pulled)
+        show_table(context, ("TOPIC", "QUEUES", "BEHIND"), pulled)
 
 
-def _show_locks(locks: list[Json], now_ms: int) -> None:
+def _show_locks(context: typer.Context, locks: list[Json], now_ms: int) -> None:
     typer.echo("\nLocked queues:")
     rows = [
         (
@@ -209,12 +209,12 @@ def _show_locks(locks: list[Json], now_ms: int) -> None:
         "BROKER",
     )
     count = len(columns) if has_several(locks) else len(columns) - 1
-    show_table(columns[:count], [row[:count] for row in rows])
+    show_table(context, columns[:count], [row[:count] for row in rows])
     if len(locks) > LOCKS_SHOWN:
         typer.echo(f"and {len(locks) - LOCKS_SHOWN} more: --output json shows all")
 
 
-def _show_consumers(clients: Json) -> None:
+def _show_consumers(context: typer.Context, clients: Json) -> None:
     """Print the connected consumers; None: the user may not see clients."""
     if clients is None or not clients["clients"]:
         return
@@ -228,7 +228,7 @@ def _show_consumers(clients: Json) -> None:
         )
         for each in clients["clients"][:CONSUMERS_SHOWN]
     ]
-    show_table(("CLIENT", "LANGUAGE", "PROXY", "SILENT"), rows)
+    show_table(context, ("CLIENT", "LANGUAGE", "PROXY", "SILENT"), rows)
     if len(clients["clients"]) > CONSUMERS_SHOWN or clients.get("nextPageToken"):
         typer.echo("and more: tidemill client list --group")
 

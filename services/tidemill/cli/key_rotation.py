@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli.rest import OutputFormat, call, options_of, say
+from tidemill.cli.rest import call, is_text, say
 from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.prompts import fail, warn
 from tidemill.common.rest_client import Json
@@ -137,5 +137,5 @@ def _encrypt_all(context: typer.Context, key_id: str, *, force: bool) -> int:
 
 def _say(context: typer.Context, line: str) -> None:
     """Print a line of progress, unless the output is JSON."""
-    if options_of(context).output is not OutputFormat.JSON:
+    if is_text(context):
         typer.echo(line)

@@ -33,7 +33,9 @@ def show_history(context: typer.Context, name: AnyName = "") -> None:
     else:
         answer = call(context, "GET", "/replicas")
         groups = answer["items"]
-    show(context, answer, COLUMNS, [row for group in groups for row in _elections(group)])
+    rows = [row for group in groups for row in _elections(group)]
+    items = [{"brokerGroup": group["name"], **one} for group in groups for one in group["history"]]
+    show(context, answer, COLUMNS, rows, items=items)
 
 
 def transfer_master(

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -18,11 +17,10 @@ from tidemill.cli.completion_names import complete_topic
 from tidemill.cli.message_stream import send_lines
 from tidemill.cli.reading import queues_of, read
 from tidemill.cli.rest import (
-    OutputFormat,
     call,
     has_several,
     in_namespace,
-    options_of,
+    output_of,
     say,
     segment,
     show,
@@ -59,6 +57,7 @@ COLUMNS = (
     "BROKER",
 )
 BODY_SHOWN_MAX = 80  # characters of a table's cell
+TAIL_COLUMNS = ("STORED", "POSITION", "BODY")
 TAIL_EVERY_S = 1.0  # between two looks: people read no faster
 
 
@@ -229,7 +228,7 @@ def trace_message(
     """
     journey = follow(context, message_id)
     events = journey["events"]
-    show(context, journey, columns_of(events), rows_of(events))
+    show(context, journey, columns_of(events), rows_of(events), items=events, names=[message_id])
     warn_damaged(journey)
     warn_unreachable(journey)
 
@@ -344,10 +343,11 @@ def tail_messages(
     """
     known: dict[tuple[str, int], int] = {}
     unreachable: list[str] = []
-    is_json = options_of(context).output is OutputFormat.JSON
+    output = output_of(context)
+    is_first_message = True
 
     def look() -> bool:
-        nonlocal unreachable
+        nonlocal unreachable, is_first_message
         is_first, earlier_unreachable = not known, unreachable
         queues, unreachable = queues_of(context, topic)
         if unreachable and unreachable != earlier_unreachable:
@@ -360,16 +360,23 @@ def tail_messages(
             is_skipped = begin is Begin.LATEST and (is_first or was_unreachable)
             behind = known.get(name, queue.max_offset if is_skipped else queue.min_offset)
             for message in read(context, topic, queue, behind, queue.max_offset):
-                typer.echo(json.dumps(message, ensure_ascii=False) if is_json else _line(message))
+                output.stream(
+                    message,
+                    TAIL_COLUMNS,
+                    _tail_row(message),
+                    name=message["messageId"],
+                    is_first=is_first_message,
+                )
+                is_first_message = False
             known[name] = queue.max_offset
         return True
 
     watch(look, TAIL_EVERY_S)
 
 
-def _line(message: Json) -> str:
+def _tail_row(message: Json) -> tuple[str, str, str]:
     place = f"{message['broker']} {message['queueId']}:{message['queueOffset']}"
-    return f"{utc(message['storedAtMs'])}  {place}  {_shown_body(message)}"
+    return utc(message["storedAtMs"]), place, _shown_body(message)
 
 
 def file_base64(path: Path) -> str:
@@ -394,7 +401,9 @@ def show_messages(context: typer.Context, answer: Json, messages: list[Json]) ->
     # If a broker group is unreachable, the name of the other ones matters.
     is_several = has_several(messages) or bool(answer.get("unreachable"))
     count = len(COLUMNS) if is_several else len(COLUMNS) - 1
-    show(context, answer, COLUMNS[:count], [_row(message)[:count] for message in messages])
+    rows = [_row(message)[:count] for message in messages]
+    names = [message["messageId"] for message in messages]
+    show(context, answer, COLUMNS[:count], rows, items=messages, names=names)
     warn_unreachable(answer)
 
 

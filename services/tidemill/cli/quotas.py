@@ -53,7 +53,7 @@ def list_quotas(context: typer.Context) -> None:
         for quota in quotas
     ]
     header = ("KIND", "SUBJECT", "MESSAGES/S", "BYTES/S", "STORED-BYTES", "PENDING-TIMERS")
-    show(context, quotas, header, rows)
+    show(context, quotas, header, rows, names=[quota["subject"] for quota in quotas])
 
 
 @app.command("set")

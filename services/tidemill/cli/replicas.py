@@ -51,7 +51,9 @@ def list_replicas(
     else:
         answer = call(context, "GET", "/replicas")
         groups = answer["items"]
-    show(context, answer, COLUMNS, [row for group in groups for row in _rows(group)])
+    rows = [row for group in groups for row in _rows(group)]
+    items = [{"brokerGroup": group["name"], **one} for group in groups for one in group["replicas"]]
+    show(context, answer, COLUMNS, rows, items=items)
 
 
 @app.command("show")

@@ -1,31 +1,26 @@
-"""Calls, errors and output of the commands that use the REST API.
-
-Exit status: 0 done, 1 rejected by the API, 2 wrong usage, 3 the API is unreachable, 4 a check found
-a problem, 5 partly done or partly unknown.
-"""
+"""Calls and errors of the commands that use the REST API."""
 
 from __future__ import annotations
 
 import functools
 import getpass
-import json
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from enum import StrEnum
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
 import typer
 
 from tidemill.cli.contexts import ClusterContext
 from tidemill.cli.credentials import UserCredentials, credentials_file, read_credential
+from tidemill.cli.output import Output, OutputFormat
 from tidemill.common.addresses import is_loopback
 from tidemill.common.errors import BadRequest
 from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
@@ -41,23 +36,10 @@ from tidemill.message.namespaces import check_namespace, full_name
 from tidemill.security.identities import NEEDS_SUPER
 from tidemill.security.tokens import PREFIX
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 ADMIN_URL = "http://127.0.0.1:8080"
 TIMEOUT_S = 30.0  # longer than the timeout of the API for a broker
 PAGE_SIZE = 1000  # the limit of the API
 CLIENTS_SHOWN = 5  # in a warning
-# Columns of text that a narrow terminal may fold. The other columns have names, ids and numbers,
-# which users copy into the next command. They are never folded.
-FOLDED = frozenset(
-    (
-        *("BODY", "TOPICS", "REASON", "RETRY", "LEFT", "KEYS", "TAG", "KEPT BY", "BY", "CHANGE"),
-        "FINDING",
-    )
-)
-FOLDED_WIDTH_MIN = 8  # columns: below that, each line has one word
-UNFOLDED_WIDTH = 10_000  # columns if a program reads the output: each row is one line
 # Nouns whose commands have names of topics and consumer groups.
 NAMESPACED = frozenset(
     {
@@ -83,22 +65,18 @@ T = TypeVar("T")
 _NO_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"}
 
 
-class OutputFormat(StrEnum):
-    """Format of the output."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Options of the root command."""
 
     admin: str
     output: OutputFormat
+    has_color: bool = True
+    is_quiet: bool = False  # no sentences about changes
     token: str = ""
     credentials: UserCredentials | None = None  # a token precedes them
     ca_file: Path | None = None  # authorities that signed the certificate of the API
+    is_insecure: bool = False  # accepts any certificate of the API
     sends_plain_token: bool = False  # over plain HTTP, also to another machine
     namespace: str = ""  # of topics and consumer groups
     context: ClusterContext | None = None  # in effect
@@ -190,6 +168,7 @@ def client_of(
         token=options.token or saved,
         credentials=None if known is None or saved else known.pair,
         ca_file=options.ca_file,
+        is_insecure=options.is_insecure,
         timeout_s=timeout_s,
         on_unconfirmed=_warn_unconfirmed,
     )
@@ -341,65 +320,40 @@ def segment(name: str) -> str:
     return quote(name, safe="")
 
 
+def output_of(context: typer.Context) -> Output:
+    """Return the output of the command, in the format of the root command."""
+    options = options_of(context)
+    return Output(options.output, has_color=options.has_color, is_quiet=options.is_quiet)
+
+
+def is_text(context: typer.Context) -> bool:
+    """Whether a person reads the output, so that more tables and sentences may follow."""
+    return options_of(context).output.is_text
+
+
 def show(
-    context: typer.Context, answer: Json, columns: Sequence[str], rows: Sequence[Sequence[object]]
+    context: typer.Context,
+    answer: Json,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    items: Sequence[Json] | None = None,
+    names: Iterable[object] | None = None,
 ) -> None:
-    """Print `answer` as JSON, or `rows` as a table."""
-    if options_of(context).output is OutputFormat.JSON:
-        typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
-    else:
-        show_table(columns, rows)
+    """Print an answer in the wanted format; see `Output.show`."""
+    output_of(context).show(answer, columns, rows, items=items, names=names)
 
 
-def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print `rows` as a table, or as records if the terminal is too narrow for a table.
-
-    No value is ever cut: users copy names and ids into the next command.
-    """
-    from rich.console import Console
-    from rich.measure import Measurement
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    has_values = len(columns) == len(("NAME", "VALUE"))  # one object: the values are text
-    for n, column in enumerate(columns):
-        is_folded = column in FOLDED or (has_values and n == 1)
-        width_min = min(FOLDED_WIDTH_MIN, len(column)) if is_folded else None
-        table.add_column(column, overflow="fold", no_wrap=not is_folded, min_width=width_min)
-    for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
-    console = Console(highlight=False, markup=False)
-    if console.is_terminal:
-        needed = Measurement.get(console, console.options.update(max_width=UNFOLDED_WIDTH), table)
-        if needed.minimum > console.width and not has_values:
-            _print_records(console, columns, rows)
-            return
-        console.width = max(console.width, needed.minimum)
-    else:
-        console.width = UNFOLDED_WIDTH
-    console.print(table)
-
-
-def _print_records(
-    console: Console, columns: Sequence[str], rows: Sequence[Sequence[object]]
+def show_table(
+    context: typer.Context, columns: Sequence[str], rows: Sequence[Sequence[object]]
 ) -> None:
-    """Print each row as lines of a column's name and its value, without empty values."""
-    name_width = max(map(len, columns))
-    for number, row in enumerate(rows):
-        if number:
-            console.print()
-        for column, cell in zip(columns, row, strict=True):
-            if cell is not None and str(cell):
-                line = f"{column:<{name_width}}  {cell}"
-                console.print(line, overflow="ignore", no_wrap=True, crop=False)
+    """Print one more table, below that of `show`, for a person."""
+    output_of(context).table(columns, rows)
 
 
 def say(context: typer.Context, answer: Json, sentence: str) -> None:
-    """Print `answer` as JSON, or a sentence."""
-    if options_of(context).output is OutputFormat.JSON:
-        typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
-    else:
-        typer.echo(sentence)
+    """Print the result of a change; see `Output.say`."""
+    output_of(context).say(answer, sentence)
 
 
 @contextmanager

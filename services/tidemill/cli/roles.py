@@ -40,7 +40,7 @@ def show_role(context: typer.Context, name: Name) -> None:
     Example: tidemill role show operator
     """
     role = call(context, "GET", f"/roles/{segment(name)}")
-    show(context, role, ENTRY_COLUMNS, entry_rows(role["entries"]))
+    show(context, role, ENTRY_COLUMNS, entry_rows(role["entries"]), names=[name])
 
 
 @app.command("create")

@@ -31,7 +31,7 @@ WITH_VALUE: Final = (
     "--namespace",
     "--interval",
 )
-FLAGS: Final = ("-w", "--watch")
+FLAGS: Final = ("-w", "--watch", "--no-color", "-q", "--quiet", "--insecure", "--plain-token")
 # Verbs of commands that only show something.
 WATCHED: Final = frozenset(
     {"list", "show", "summary", "history", "histogram", "settings", "status", "slow-calls"}

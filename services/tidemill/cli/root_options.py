@@ -10,7 +10,9 @@ import typer
 
 from tidemill.cli.contexts import ClusterContext, read_contexts
 from tidemill.cli.credentials import UserCredentials, find_credentials, read_saved
-from tidemill.cli.rest import Options, OutputFormat, admin_url, read_namespace, read_token
+from tidemill.cli.output import OutputFormat
+from tidemill.cli.rest import Options, admin_url, read_namespace, read_token
+from tidemill.common.prompts import warn
 
 CONTEXT_NOUN: Final = "context"  # its commands change the contexts, so none is in effect
 FLAG, ENVIRONMENT = "COMMANDLINE", "ENVIRONMENT"  # sources of an option
@@ -39,6 +41,9 @@ class RootValues:
     sends_plain_token: bool
     namespace: str
     output: OutputFormat
+    has_no_color: bool
+    is_quiet: bool
+    is_insecure: bool
 
 
 def read_options(context: typer.Context, values: RootValues) -> Options:
@@ -51,6 +56,10 @@ def read_options(context: typer.Context, values: RootValues) -> Options:
             name: empty for name, empty in ACCESS.items() if _source(context, name) == ENVIRONMENT
         }
         values = replace(values, **stale)
+    if values.is_insecure:
+        if values.ca_file is not None:
+            raise typer.BadParameter("--insecure and --admin-ca-file contradict each other")
+        warn("the certificate of the admin API is not checked")
     confirmed = values.confirmed
     if confirmed and (chosen is None or chosen.name != confirmed):
         used = f"context {chosen.name}" if chosen else "no context"
@@ -59,6 +68,9 @@ def read_options(context: typer.Context, values: RootValues) -> Options:
     return Options(
         admin=admin_url(values.admin) if chosen is None or is_addressed else chosen.address,
         output=values.output,
+        has_color=not values.has_no_color,
+        is_quiet=values.is_quiet,
+        is_insecure=values.is_insecure,
         token=read_token(values.token, values.token_file),
         credentials=_credentials(chosen, values.user, values.secret_file),
         ca_file=_ca_file(context, chosen, values.ca_file),

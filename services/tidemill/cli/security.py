@@ -11,9 +11,9 @@ import typer
 from tidemill.cli.credentials import create_credentials, credentials_file, find_saved
 from tidemill.cli.key_rotation import rotate_key
 from tidemill.cli.rest import (
-    OutputFormat,
     call,
     call_pages,
+    is_text,
     options_of,
     say,
     segment,
@@ -194,11 +194,11 @@ def status(context: typer.Context) -> None:
             for each in found["proxies"]
         ),
     ]
-    if options_of(context).output is not OutputFormat.JSON:
+    if is_text(context):
         typer.echo(f"recorded mode {found['mode']}, floor of the admin process {found['floor']}\n")
     show(context, found, ("PROCESS", "MODE", "VERSION", "KEYS"), rows)
-    if options_of(context).output is not OutputFormat.JSON:
-        show_refusals(refusals)
+    if is_text(context):
+        show_refusals(context, refusals)
     warn_unreachable(found)
 
 

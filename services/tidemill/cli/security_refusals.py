@@ -49,7 +49,7 @@ def find_refusals(context: typer.Context, now_ms: int) -> list[RefusedCalls] | N
     return [RefusedCalls(*key, count) for key, count in counts.most_common()]
 
 
-def show_refusals(refusals: list[RefusedCalls] | None) -> None:
+def show_refusals(context: typer.Context, refusals: list[RefusedCalls] | None) -> None:
     """Print the refused calls."""
     if refusals is None:
         typer.echo("\nrefusals in the last day: unknown, because they need Get on Cluster:audit")
@@ -57,7 +57,7 @@ def show_refusals(refusals: list[RefusedCalls] | None) -> None:
     total = sum(refusal.calls for refusal in refusals)
     typer.echo(f"\nrefusals in the last day: {total or 'none'}")
     if refusals:
-        show_table(("BY", "CALL", "RESOURCE", "RESULT", "CALLS"), refusals[:SHOWN_MAX])
+        show_table(context, ("BY", "CALL", "RESOURCE", "RESULT", "CALLS"), refusals[:SHOWN_MAX])
     if len(refusals) > SHOWN_MAX:
         typer.echo(
             f"and {len(refusals) - SHOWN_MAX} kinds more; see `tidemill audit list --kind refusal`"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Annotated
 
@@ -10,10 +9,10 @@ import typer
 
 from tidemill.cli.rest import (
     PAGE_SIZE,
-    OutputFormat,
     call,
     has_several,
-    options_of,
+    is_text,
+    show,
     show_table,
     warn_unreachable,
 )
@@ -51,11 +50,16 @@ def show_storage(
     Example: tidemill storage show --topics 50
     """
     storage = _read(context)
-    if options_of(context).output is OutputFormat.JSON:
-        typer.echo(json.dumps(storage, indent=2, ensure_ascii=False))
-        return
     groups = storage["brokerGroups"]
-    show_table(COLUMNS, [_group_row(group) for group in groups])
+    show(context, storage, COLUMNS, [_group_row(group) for group in groups], items=groups)
+    if is_text(context):
+        _show_topics(context, storage, topics_max)
+    warn_unreachable(storage)
+
+
+def _show_topics(context: typer.Context, storage: Json, topics_max: int) -> None:
+    """Print the largest topics."""
+    groups = storage["brokerGroups"]
     topics = sorted(storage["topics"], key=lambda topic: (-topic.get("bytes", 0), topic["name"]))
     shown = topics[:topics_max]
     if shown:
@@ -63,10 +67,11 @@ def show_storage(
         columns = ["TOPIC", "BYTES", "LIVE", "FREED", "KEPT BY"]
         if has_several(groups):
             columns.insert(1, "BROKER")
-        show_table(columns, [row for topic in shown for row in _topic_rows(topic, columns)])
+        show_table(
+            context, columns, [row for topic in shown for row in _topic_rows(topic, columns)]
+        )
     if len(topics) > len(shown):
         typer.echo(f"{len(topics) - len(shown)} smaller topics are not shown; see --topics.")
-    warn_unreachable(storage)
 
 
 def _read(context: typer.Context) -> Json:

@@ -4,7 +4,7 @@ The folder of a standalone with several broker groups holds one store per broker
 the home in the folder itself, the others in subfolders with their names. Every command handles all
 stores.
 
-Exit status: 0 sound or done, 1 damaged, 2 unreadable or wrong usage.
+Exit status: 0 sound or done, 1 damage is left or copied, 2 unreadable or wrong usage, 4 damaged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from tidemill.cli.rest import OutputFormat, options_of, say, show
+from tidemill.cli.rest import is_text, say, show
+from tidemill.common.exit_codes import EXIT_PROBLEM, EXIT_REFUSED
 from tidemill.common.private_files import make_private_folder
 from tidemill.common.prompts import fail, warn
 from tidemill.common.rest_client import Json
@@ -36,7 +37,7 @@ app = typer.Typer(
     no_args_is_help=True, help="Check, copy and mend a data directory without a broker."
 )
 T = TypeVar("T")
-EXIT_DAMAGED = 1
+EXIT_DAMAGED = EXIT_REFUSED
 EXIT_UNREADABLE = 2
 AFFECTED_SHOWN = 20  # of one finding; JSON has all
 # A folder with any of these is a store. The subfolders of a store have none of them.
@@ -56,7 +57,7 @@ def check_store(context: typer.Context, directory: Directory) -> None:
     """Read all files, and report damage, the messages that it concerns, and the remedy.
 
     Changes nothing, and may run beside the broker. A derived file that is missing beside a sound
-    log is a note. Exit status: 0 sound, 1 damaged, 2 unreadable.
+    log is a note. Exit status: 0 sound, 2 unreadable, 4 damaged.
 
     Example: tidemill store check ./data
     """
@@ -64,13 +65,16 @@ def check_store(context: typer.Context, directory: Directory) -> None:
     for store in _stores(directory):
         with _failures(store):
             reports[store] = _run(_check(store))
-    if options_of(context).output is OutputFormat.JSON:
-        show(context, _together([_report_json(*each) for each in reports.items()]), (), ())
+    if not is_text(context):
+        found = [_report_json(*each) for each in reports.items()]
+        rows = [(one["store"], one["state"], one["records"], len(one["findings"])) for one in found]
+        columns = "STORE", "STATE", "RECORDS", "FINDINGS"
+        show(context, _together(found), columns, rows, items=found)
     else:
         for store, report in reports.items():
             _print_report(store, report)
     is_sound = all(report.is_sound for report in reports.values())
-    raise typer.Exit(0 if is_sound else EXIT_DAMAGED)
+    raise typer.Exit(0 if is_sound else EXIT_PROBLEM)
 
 
 @app.command("copy")

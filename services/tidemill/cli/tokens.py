@@ -36,7 +36,9 @@ def list_tokens(context: typer.Context) -> None:
         )
         for token in sorted(tokens, key=lambda token: (token["user"], token["name"]))
     ]
-    show(context, tokens, ("TOKEN", "NAME", "USER", "ROLES", "CREATED", "ENDS"), rows)
+    names = [row[1] for row in rows]
+    columns = ("TOKEN", "NAME", "USER", "ROLES", "CREATED", "ENDS")
+    show(context, tokens, columns, rows, names=names)
 
 
 @app.command("create")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,8 @@ from typing import Annotated, Final
 import typer
 
 from tidemill.cli.numbers import UNKNOWN, number
-from tidemill.cli.rest import UNFOLDED_WIDTH, OutputFormat, call, options_of
+from tidemill.cli.output import UNFOLDED_WIDTH, OutputFormat
+from tidemill.cli.rest import call, is_text, options_of, output_of
 from tidemill.cli.watching import watch
 from tidemill.common.clock import SystemClock
 from tidemill.common.rest_client import Json
@@ -49,14 +49,18 @@ def show_top(
     """
     is_terminal = sys.stdout.isatty()
     is_live = is_terminal and not is_once
-    is_json = options_of(context).output is OutputFormat.JSON
+    is_json = not is_text(context)
+    if options_of(context).output in {OutputFormat.CSV, OutputFormat.NAME}:
+        raise typer.BadParameter("top has two lists; see `tidemill group list -o csv` for one")
 
     def look() -> bool:
         size = shutil.get_terminal_size()
         rows_max = min(size.lines, ROWS_MAX) if is_live else ROWS_ONCE
         groups, topics = (_largest(context, *each, rows_max) for each in _LISTS)
         if is_json:
-            typer.echo(json.dumps({"groups": groups, "topics": topics}, ensure_ascii=False))
+            row: tuple[str, ...] = ()
+            document = {"groups": groups, "topics": topics}
+            output_of(context).stream(document, row, row, name="", is_first=False)
             return is_live
         if is_live:
             shown_groups, shown_topics = shares(

@@ -20,14 +20,13 @@ from tidemill.cli.dedup_keys import (
 from tidemill.cli.equal_objects import say_exists
 from tidemill.cli.numbers import TopicSort, number, sort_of, warn_unknown
 from tidemill.cli.rest import (
-    OutputFormat,
     call,
     call_pages,
     check_is_sure,
     has_several,
     in_namespace,
+    is_text,
     of_namespace,
-    options_of,
     say,
     segment,
     show,
@@ -349,19 +348,19 @@ def show_topic(context: typer.Context, name: Name) -> None:
         for queue in queues
     ]
     show(context, topic, ("TOPIC", "TYPE", *columns), rows)
-    if options_of(context).output is not OutputFormat.JSON and "levels" in topic:
-        _show_levels(topic["levels"])
-    if options_of(context).output is not OutputFormat.JSON and "retention" in topic:
+    if is_text(context) and "levels" in topic:
+        _show_levels(context, topic["levels"])
+    if is_text(context) and "retention" in topic:
         typer.echo(f"Messages are kept {retention_text(topic)}.")
-    if options_of(context).output is not OutputFormat.JSON and "transaction" in topic:
+    if is_text(context) and "transaction" in topic:
         typer.echo(f"Half messages are checked {checks_text(topic)}.")
     has_keys = "dedup" in topic or "dedupOffPending" in topic
-    if options_of(context).output is not OutputFormat.JSON and has_keys:
+    if is_text(context) and has_keys:
         show_dedup(context, topic)
     warn_unreachable(topic)
 
 
-def _show_levels(levels: list[Json]) -> None:
+def _show_levels(context: typer.Context, levels: list[Json]) -> None:
     """Print a row per level and consumer group, the highest level first."""
     typer.echo("\nLevels:")
     now_ms = SystemClock().wall_ms()
@@ -378,7 +377,7 @@ def _show_levels(levels: list[Json]) -> None:
         for level in reversed(levels)
         for group in level["groups"] or [{}]
     ]
-    show_table(("LEVEL", "MESSAGES", *columns, "OLDEST READY"), rows)
+    show_table(context, ("LEVEL", "MESSAGES", *columns, "OLDEST READY"), rows)
 
 
 @app.command("delete")

@@ -10,12 +10,11 @@ import typer
 from tidemill.cli.completion_names import complete_topic
 from tidemill.cli.pages import read_pages
 from tidemill.cli.rest import (
-    OutputFormat,
     call,
     check_is_sure,
     has_several,
     in_namespace,
-    options_of,
+    is_text,
     say,
     segment,
     show,
@@ -203,7 +202,7 @@ def recover_transactions(
             raise typer.BadParameter("--older-than needs --topic")
         question = "Open it again under a new id"
         done = _change(context, transaction, "recover", question, is_dry=is_dry, is_sure=is_sure)
-        if options_of(context).output is not OutputFormat.JSON and not is_dry:
+        if is_text(context) and not is_dry:
             typer.echo(f"its new id is {done['recovered']['transactionId']}")
         return
     body: dict[str, Json] = {"topic": topic}
@@ -262,7 +261,7 @@ def _change(
 
 def _show_recovery(context: typer.Context, done: Json, verb: str) -> None:
     say(context, done, f"{_count(done)} of topic {done['topic']} {verb}")
-    if options_of(context).output is OutputFormat.JSON:
+    if not is_text(context):
         return
     for one in done["transactions"]:
         typer.echo(f"  {one.get('transactionId', '(unknown id)')}  {_message_of(one)}")

@@ -124,7 +124,8 @@ def show_user(context: typer.Context, name: Name) -> None:
         )
         for secret in user["secrets"]
     ]
-    show(context, user, ("SECRET", "KEY", "CREATED", "ENDS", "LAST USE"), rows)
+    columns = ("SECRET", "KEY", "CREATED", "ENDS", "LAST USE")
+    show(context, user, columns, rows, names=[name])
     if unreachable := user.get("unreachable"):
         warn(f"the uses at these processes are unknown: {', '.join(unreachable)}")
 

@@ -64,6 +64,7 @@ class RestClient:
     token: str = ""
     credentials: tuple[str, str] | None = None  # user and secret; a token precedes them
     ca_file: Path | None = None  # signers of the API's certificate; default: public authorities
+    is_insecure: bool = False  # accepts any certificate
     timeout_s: float
     transport: httpx.BaseTransport | None = None  # for tests
     # Called with the names of proxies that have not confirmed a change of users or rights.
@@ -154,6 +155,8 @@ class RestClient:
         return headers
 
     def _trust(self) -> ssl.SSLContext | bool:
+        if self.is_insecure:
+            return False
         if self.ca_file is None:
             # Plain HTTP needs no certificates, and reading them takes time.
             return not self.url.startswith("http://")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tidemill.cli import rest
 from tidemill.cli.audit import COLUMNS, _row
+from tidemill.cli.output import Output, OutputFormat
 
 CHANGE = {
     "id": "broker-0:2481",
@@ -40,7 +40,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, width: int, *records: dict[str, Any])
     out = io.StringIO()
     narrow = functools.partial(Console, file=out, force_terminal=True, width=width, no_color=True)
     monkeypatch.setattr("rich.console.Console", narrow)
-    rest.show_table(COLUMNS, [_row(record) for record in records])
+    Output(OutputFormat.TABLE).table(COLUMNS, [_row(record) for record in records])
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tidemill.cli.app import app
+from tidemill.common.exit_codes import EXIT_PROBLEM
 
 FILTER = "5 < price and region in ('us','eu')"
 CANONICAL = "price > 5 AND region IN ('eu', 'us')"
@@ -43,12 +44,20 @@ def test_the_tag_and_the_keys_are_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error"),
+    ("expression", "error"),
     [
-        (["a LIKE 'x%'"], "SQL filter, column 3: unexpected LIKE; use STARTSWITH"),
-        ([f"a = '{'x' * 4_096}'"], "an SQL filter has at most 4096 bytes"),
-        (["a = 1", "--property", "a"], "--property a: write NAME=VALUE"),
+        ("a LIKE 'x%'", "SQL filter, column 3: unexpected LIKE; use STARTSWITH"),
+        (f"a = '{'x' * 4_096}'", "an SQL filter has at most 4096 bytes"),
     ],
+)
+def test_an_illegal_filter_is_a_problem_of_the_check(expression: str, error: str) -> None:
+    failed = run("filter", "check", expression)
+    assert (failed.exit_code, failed.stdout) == (EXIT_PROBLEM, "")
+    assert error in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"), [(["a = 1", "--property", "a"], "--property a: write NAME=VALUE")]
 )
 def test_a_wrong_call_is_a_usage_error(arguments: list[str], error: str) -> None:
     failed = run("filter", "check", *arguments)
