@@ -25,7 +25,11 @@ from tests.support.worlds.dedup_world import DedupWorld
 from tests.support.worlds.engine_world import GROUP, SMALL, TOPIC, World, blob
 from tests.support.worlds.letter_world import LetterWorld
 from tests.support.worlds.packed_worlds import move_floor, pack_all
-from tests.support.worlds.timer_world import TIMERS, TimerWorld
+from tests.support.worlds.timer_bulk_world import CANCEL as CANCEL_TIMERS
+from tests.support.worlds.timer_bulk_world import FIRE as FIRE_TIMERS
+from tests.support.worlds.timer_bulk_world import RESCHEDULE as RESCHEDULE_TIMERS
+from tests.support.worlds.timer_bulk_world import TimerBulkWorld
+from tests.support.worlds.timer_world import HOUR_MS, TIMERS, TimerWorld
 from tests.support.worlds.transaction_world import TransactionWorld
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout import (
@@ -465,6 +469,31 @@ def replayed_history() -> dict[str, bytes]:
     }
 
 
+def bulk_timer_history() -> dict[str, bytes]:
+    """Write a log of feature level 5 with operations on timers, and a snapshot with them."""
+    world = TimerBulkWorld(
+        FaultyDisk(Random(0)), now_ms=START_MS, feature_level=5, segment_bytes=SECURED_SEGMENT
+    )
+    for n in range(4):
+        world.delay(f"m{n}", world.now_ms + HOUR_MS, keys=(f"k{n}",))
+    world.reschedule(1, world.now_ms + TIMERS.max_delay_ms - 1_000)
+    world.run_operation(world.begin_timers(RESCHEDULE_TIMERS, shift_ms=60_000))
+    world.run_operation(world.begin_timers(CANCEL_TIMERS, key="k0"))
+    world.begin_timers(FIRE_TIMERS)
+    for stated in world.engine.catalog.operations.stated_before(
+        world.engine.log.log_end, world.now_ms
+    ):
+        world.engine.fold.append(stated, world.now_ms)
+    world.commit()
+    world.checkpoint()
+    disk = world.disk
+    [snapshot] = disk.names("snapshots")
+    return {
+        "bulk_timers_log.bin": disk.read(disk.names("log")[0]) or b"",
+        "bulk_timers_snapshot.bin": disk.read(snapshot) or b"",
+    }
+
+
 def packed_history() -> dict[str, bytes]:
     """Write a log with a pack: three stubs, a kept message between them, and deliveries."""
     world = World(
@@ -832,6 +861,21 @@ def test_an_engine_continues_with_the_golden_log_of_dead_letters() -> None:
     assert world.letter(5).cause.replays == 2
 
 
+def test_the_encoders_write_the_golden_bytes_of_bulk_changes_of_timers() -> None:
+    names = "bulk_timers_log.bin", "bulk_timers_snapshot.bin"
+    assert bulk_timer_history() == {name: golden(name) for name in names}
+
+
+def test_an_engine_continues_with_the_golden_log_of_bulk_changes_of_timers() -> None:
+    disk = golden_log_disk("bulk_timers_log.bin")
+    world = TimerBulkWorld(disk, segment_bytes=SECURED_SEGMENT, now_ms=START_MS + 10_000)
+    shifted, cancelled, fired = world.engine.catalog.operations.by_id.values()
+    assert (shifted.done, shifted.failed, shifted.failures) == (3, 1, [(1, "TOO_LATE")])
+    assert (cancelled.done, world.state(0)) == (1, TimerState.CANCELLED)
+    assert world.due(3) == START_MS + HOUR_MS + 60_000
+    assert (fired.is_running, world.run_operation(fired).done) == (True, 3)
+
+
 def test_the_encoders_write_the_golden_bytes_of_a_pack() -> None:
     names = "packed_segment.bin", "packed_rest.bin"
     assert packed_history() == {name: golden(name) for name in names}
@@ -926,6 +970,7 @@ def test_the_golden_log_has_every_kind_of_record_and_every_optional_part() -> No
     transacted_checker = check_log(golden_log_disk("transacted_log.bin"))
     check_log(golden_log_disk("keyed_log.bin"))
     replayed_checker = check_log(golden_log_disk("replayed_log.bin"))
+    check_log(golden_log_disk("bulk_timers_log.bin"))
     checkers = (
         checker,
         timer_checker,
@@ -1024,7 +1069,7 @@ def make_missing() -> None:
     made |= audited_history()
     made |= transacted_history()
     made |= keyed_history()
-    made |= replayed_history()
+    made |= replayed_history() | bulk_timer_history()
     for name, data in made.items():
         if not (FOLDER / name).exists():
             (FOLDER / name).write_bytes(data)

@@ -66,6 +66,7 @@ UNKNOWN = {
     "checkpoint header": Unknown(RecordKind.CK, ck(0), 2, "CK record with flags 2 in its header"),
     "ack header": Unknown(RecordKind.ACK, b"", 4, "ACK record with flags 4 in its header"),
     "config header": Unknown(RecordKind.CONFIG, b"{}", 1, "CONFIG record with flags 1"),
+    "timer size": Unknown(RecordKind.TIMER, timer(1) + b"0", 0, "TIMER record with 26 bytes"),
     "timer operation": Unknown(RecordKind.TIMER, timer(3), 0, "TIMER record with operation 3"),
     "renewal reason": Unknown(RecordKind.RENEW, renewed(7), 0, "RENEW record with reason 7"),
 }

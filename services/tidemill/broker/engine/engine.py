@@ -59,6 +59,7 @@ from tidemill.broker.engine.store.disk import Disk
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.message_index import MessageIndex
 from tidemill.broker.engine.tally import Tally
+from tidemill.broker.engine.timer.bulk_changes import TimerWork
 from tidemill.broker.engine.timer.delayed_messages import DelayedMessages
 from tidemill.broker.engine.timer.held_segments import HeldSegments
 from tidemill.broker.engine.timer.index import TimerIndex, open_index
@@ -149,19 +150,26 @@ class Engine:
             self.tally,
             self.room,
         )
-        letter_work = LetterWork(self.dead_letters, self.catalog)
-        self.operations = OperationRunner(
-            self.catalog,
-            self.fold,
-            self.room,
-            {OperationKind.REPLAY: letter_work, OperationKind.DISCARD: letter_work},
-            lambda: self.state_mark,
-        )
         self.letter_inspection = LetterInspection(
             self.dead_letters, self.catalog, retention_ms=config.retention_ms
         )
         self.key_inspection = KeyInspection(self.deduplication, firsts, self.fold)
         self._open_upkeep(timer_index, snapshot_size)
+        letter_work = LetterWork(self.dead_letters, self.catalog)
+        timer_work = TimerWork(self.timers.changes)
+        self.operations = OperationRunner(
+            self.catalog,
+            self.fold,
+            self.room,
+            {
+                OperationKind.REPLAY: letter_work,
+                OperationKind.DISCARD: letter_work,
+                OperationKind.CANCEL_TIMERS: timer_work,
+                OperationKind.RESCHEDULE_TIMERS: timer_work,
+                OperationKind.FIRE_TIMERS: timer_work,
+            },
+            lambda: self.state_mark,
+        )
         self.commands = Commands(
             self.log,
             self.catalog,
@@ -424,7 +432,9 @@ class Engine:
         has_more |= self.deduplication.sweep()
         has_more |= self.key_spreads.run_due(now_ms)
         yield
-        has_more |= yield from self.operations.due_slices(now_ms, monotonic_ms=monotonic_ms)
+        has_more |= yield from self.operations.due_slices(
+            now_ms, firing_ms=firing_ms, monotonic_ms=monotonic_ms
+        )
         has_timers = yield from self.timers.due_slices(now_ms, firing_ms=firing_ms)
         return has_timers or has_more
 

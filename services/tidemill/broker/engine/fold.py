@@ -86,7 +86,12 @@ from tidemill.broker.engine.layout.message import (
     TimerTarget,
 )
 from tidemill.broker.engine.layout.numbers import HalfId, LogOffset, QueueId, QueueOffset, TopicId
-from tidemill.broker.engine.layout.operation import OperationBegun, OperationEnded, StatedOperations
+from tidemill.broker.engine.layout.operation import (
+    ItemsFailed,
+    OperationBegun,
+    OperationEnded,
+    StatedOperations,
+)
 from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
 from tidemill.broker.engine.layout.record import RecordKind, UnknownRecord, is_gap
 from tidemill.broker.engine.layout.renewal import Renewal
@@ -231,6 +236,7 @@ class Fold:
             DeadLettersDiscarded: self._discarded,
             OperationBegun: self._operation_begun,
             OperationEnded: self._operation_ended,
+            ItemsFailed: self._items_failed,
             EpochStart: self._epoch_start,
             StatedConfig: self._stated_config,
             StatedQueues: self._stated_queues,
@@ -272,7 +278,7 @@ class Fold:
             tail = renewal.encode_live([table.live[slot] for slot, _ in entry.entries])
             tail += self._rows_not_in_log(entry.entries)
             log_offset = log.append(RecordKind.RENEW, body, now_ms, 0, tail, crc32(tail))
-        elif isinstance(entry, (OperationBegun, OperationEnded)):
+        elif isinstance(entry, (OperationBegun, OperationEnded, ItemsFailed)):
             body, tail = operation.encode(entry)
             log_offset = log.append(RecordKind.OPERATION, body, now_ms, 0, tail, crc32(tail))
         else:
@@ -580,8 +586,13 @@ class Fold:
                 self._audit_log.add(row, log_offset)
 
     def _timer(self, entry: TimerControl, log_offset: LogOffset, stored_at_ms: int) -> None:
-        if entry.operation == TimerOperation.CANCEL and log_offset >= self.catalog_from:
-            self._keys.apply_timer_cancel(entry.timer_id, self._timers.topic_of(entry.timer_id))
+        if log_offset >= self.catalog_from:
+            if entry.operation == TimerOperation.CANCEL:
+                self._keys.apply_timer_cancel(entry.timer_id, self._timers.topic_of(entry.timer_id))
+            if entry.operation_id:
+                self._catalog.operations.note_items(
+                    entry.operation_id, cursor=entry.timer_id + 1, count=1
+                )
         if log_offset >= self.timers_from:
             self._timers.apply_control(entry, stored_at_ms)
 
@@ -635,6 +646,10 @@ class Fold:
     ) -> None:
         if log_offset >= self.catalog_from:
             self._catalog.operations.end(entry, stored_at_ms)
+
+    def _items_failed(self, entry: ItemsFailed, log_offset: LogOffset, _stored_at_ms: int) -> None:
+        if log_offset >= self.catalog_from:
+            self._catalog.operations.note_failures(entry)
 
     def _stated_operations(
         self, entry: StatedOperations, log_offset: LogOffset, _stored_at_ms: int

@@ -16,10 +16,15 @@ from tidemill.broker.engine.dead_letter.bulk import LetterCount, LetterFilter, L
 from tidemill.broker.engine.dead_letter.inspection import LetterQuery, LetterSearch, LetterSummary
 from tidemill.broker.engine.layout.operation import Operation, OperationKind, OperationState
 from tidemill.broker.engine.metadata import settled_letters
-from tidemill.broker.engine.operation.runner import RETRY_MS, OperationRunner, WorkResult
+from tidemill.broker.engine.operation.runner import (
+    RETRY_MS,
+    OperationRunner,
+    OperationTurn,
+    WorkResult,
+)
 from tidemill.common.errors import Conflict, DiskFull, Repairing
 
-DISCARD = OperationKind.DISCARD
+REPLAY, DISCARD = OperationKind.REPLAY, OperationKind.DISCARD
 COUNT = 200  # several slices
 
 
@@ -102,7 +107,8 @@ def test_a_count_is_rejected_if_its_topic_is_deleted(new_count: int | None) -> N
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "new_count", "tag"), list(product(OperationKind, [None, 0, 10, 49, 60], ["", "red"]))
+    ("kind", "new_count", "tag"),
+    list(product([REPLAY, DISCARD], [None, 0, 10, 49, 60], ["", "red"])),
 )
 def test_an_operation_fails_if_its_topic_is_deleted(
     kind: OperationKind, new_count: int | None, tag: str, *, is_restarted: bool
@@ -194,11 +200,11 @@ class DefectiveWork:
     def __init__(self, world: LetterWorld, error: Exception, *, changes: bool) -> None:
         self._world, self._error, self._changes = world, error, changes
 
-    def run(self, operation: Operation, position: int, items_max: int, now_ms: int) -> WorkResult:
+    def run(self, operation: Operation, position: int, turn: OperationTurn) -> WorkResult:
         """Raise the error."""
         if self._changes:
             letters, group = self._world.engine.dead_letters, self._world.found_group()
-            letters.discard(group, [position], now_ms, operation_id=operation.id)
+            letters.discard(group, [position], turn.now_ms, operation_id=operation.id)
         raise self._error
 
 
@@ -210,7 +216,7 @@ def runner_of(world: LetterWorld, error: Exception, *, changes: bool = False) ->
 
 
 def run_slice(runner: OperationRunner, world: LetterWorld) -> None:
-    for _ in runner.due_slices(world.now_ms, monotonic_ms=world.now_ms):
+    for _ in runner.due_slices(world.now_ms, firing_ms=world.now_ms, monotonic_ms=world.now_ms):
         pass
 
 

@@ -15,6 +15,8 @@ from tests.support.worlds.packed_worlds import floors, forget_derived_files, mov
 from tidemill.broker.engine.layout import operation
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.operation import (
+    ItemFailure,
+    ItemsFailed,
     Operation,
     OperationBegun,
     OperationEnded,
@@ -56,7 +58,9 @@ def done_in_slices(world: LetterWorld, one: Operation, count: int) -> list[int]:
     """Run some slices of each operation; return what one of them has done after each."""
     done = []
     for _ in range(count):
-        for _ in world.engine.operations.due_slices(world.now_ms, monotonic_ms=world.now_ms):
+        for _ in world.engine.operations.due_slices(
+            world.now_ms, firing_ms=world.now_ms, monotonic_ms=world.now_ms
+        ):
             pass
         done.append(one.done)
         world.commit()
@@ -222,6 +226,31 @@ def test_a_cancelled_operation_keeps_what_is_done() -> None:
     assert world.engine.operations.next_due_ms(world.now_ms) is None
 
 
+@pytest.mark.parametrize("how", ["kill", "failover"])
+def test_a_dead_letter_that_cannot_be_replayed_is_a_failed_item(how: str) -> None:
+    world = LetterWorld(is_followed=True)
+    world.topic(TOPIC)
+    world.group(max_attempts=1)
+    for n in range(40):
+        topic = "gone" if n in {0, 7, 8, 39} else TOPIC
+        world.topic(topic)
+        world.send(f"m{n}", topic=topic)
+        world.fail(*world.pop(1, topic=topic))
+    world.engine.administration.delete_topic("gone", world.now_ms)
+    world.commit()
+    one = world.begin_operation(REPLAY, rate_per_s=10_000)
+    done_in_slices(world, one, 2)
+    before = one.done, one.failed
+    assert 0 < one.done < 36
+    world.restart() if how == "kill" else world.fail_over()
+    found = world.engine.operations.find(one.id)
+    assert (found.done, found.failed) == before
+    ended = run(world, one)
+    assert (ended.state, ended.done, ended.failed) == (DONE, 36, 4)
+    assert ended.failures == [(n, "TOPIC_DELETED") for n in (0, 7, 8, 39)]
+    assert world.states().count("OPEN") == 4
+
+
 def test_an_operation_of_a_deleted_group_fails() -> None:
     world = world_with(3)
     one = world.begin_operation(DISCARD)
@@ -285,6 +314,9 @@ def ended(operations: Operations, state: OperationState) -> None:
 EVENTS: dict[str, Callable[[Operations], None]] = {
     "begun": partial(begun, id_=50),
     "item": lambda operations: operations.note_items(50, cursor=7, count=1),
+    "failure": lambda operations: operations.note_failures(
+        ItemsFailed(LogOffset(50), 7, [ItemFailure(6, "DAMAGED")])
+    ),
     **{state.name: partial(ended, state=state) for state in (DONE, CANCELLED, FAILED)},
 }
 
@@ -307,12 +339,13 @@ def test_each_event_in_each_state(state: OperationState | None, event: str) -> N
         return
     assert found is not None
     if state in {None, RUNNING}:
-        ends = event not in {"begun", "item"}
+        ends = event not in {"begun", "item", "failure"}
         assert found.state == (OperationState[event] if ends else RUNNING)
     else:
         assert found.state == state
     assert found.ended_at_ms == (200 if found.state != RUNNING else 0)
     assert found.done == (1 if event == "item" and state is RUNNING else 0)
+    assert found.failed == (1 if event == "failure" and state is RUNNING else 0)
 
 
 def test_an_item_moves_the_cursor_forward_only() -> None:
@@ -407,7 +440,13 @@ def test_a_snapshot_has_all_operations() -> None:
 
 def test_unknown_operations_stop_a_start() -> None:
     body, tail = operation.encode(OperationBegun(DISCARD, 1, 2, 0, 5, 9, 4, 10, "{}"))
-    for wrong in (bytes([3]) + body[1:], body[:1] + bytes([77]) + body[2:], body[:-4], b""):
+    for wrong in (
+        bytes([3]) + body[1:],
+        bytes([4]) + body[1:],
+        body[:1] + bytes([77]) + body[2:],
+        body[:-4],
+        b"",
+    ):
         with pytest.raises(UnknownRecord):
             operation.decode(wrong, tail)
     with pytest.raises(UnknownRecord):

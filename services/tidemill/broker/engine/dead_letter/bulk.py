@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, final
 
 from tidemill.broker.engine.dead_letter.authors import SettlementAuthors
@@ -14,13 +14,13 @@ from tidemill.broker.engine.dead_letter.inspection import (
     LetterStatus,
     reason_of,
 )
-from tidemill.broker.engine.dead_letter.letters import DeadLetters, FoundLetter
+from tidemill.broker.engine.dead_letter.letters import DeadLetters, FoundLetter, LetterOutcome
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.dead_letter import DeadLetterState
 from tidemill.broker.engine.layout.numbers import GroupId
-from tidemill.broker.engine.layout.operation import Operation, OperationKind
+from tidemill.broker.engine.layout.operation import ItemFailure, Operation, OperationKind
 from tidemill.broker.engine.metadata.catalog import Catalog, ConsumerGroup, Topic
-from tidemill.broker.engine.operation.runner import WorkResult
+from tidemill.broker.engine.operation.runner import OperationTurn, WorkResult
 from tidemill.common.errors import (
     Conflict,
     GroupNotFound,
@@ -31,6 +31,7 @@ from tidemill.common.errors import (
 from tidemill.message import stored_message
 
 SAMPLE_MAX: Final = 10  # dead letters that a count shows
+TOO_LARGE: Final = "TOO_LARGE"  # the outcome of a message that no longer fits into a segment
 PAIRS_MAX: Final = 1_000  # topics and tags that a count remembers
 
 
@@ -163,7 +164,7 @@ class LetterWork:
         self._letters = letters
         self._catalog = catalog
 
-    def run(self, operation: Operation, position: int, items_max: int, now_ms: int) -> WorkResult:
+    def run(self, operation: Operation, position: int, turn: OperationTurn) -> WorkResult:
         """Settle some dead letters of an operation. Raises ServiceError."""
         group = self._catalog.groups.get(GroupId(operation.subject_id))
         if group is None:
@@ -176,7 +177,7 @@ class LetterWork:
         )
         chosen: list[int] = []
         size = looked = 0
-        while position < operation.end and looked < LETTERS_A_STEP and len(chosen) < items_max:
+        while position < operation.end and looked < LETTERS_A_STEP and len(chosen) < turn.items_max:
             found = matches.find(position)
             if found is not None:
                 chosen.append(position)
@@ -186,10 +187,33 @@ class LetterWork:
             if size >= BYTES_A_STEP:
                 break
         if operation.kind == OperationKind.DISCARD and chosen:
-            self._letters.discard(group, chosen, now_ms, operation_id=operation.id)
-        elif operation.kind == OperationKind.REPLAY:
-            for offset in chosen:
-                # A message that no longer fits into a segment stays open.
-                with suppress(MessageBodyTooLarge):
-                    self._letters.replay(group, offset, now_ms, operation_id=operation.id)
+            self._letters.discard(group, chosen, turn.now_ms, operation_id=operation.id)
+        if operation.kind == OperationKind.REPLAY:
+            return self._replay(operation, group, chosen, position, turn.now_ms)
         return WorkResult(position, len(chosen))
+
+    def _replay(
+        self,
+        operation: Operation,
+        group: ConsumerGroup,
+        chosen: Sequence[int],
+        position: int,
+        now_ms: int,
+    ) -> WorkResult:
+        """Replay dead letters up to a position."""
+        changed_count = 0
+        failures: list[ItemFailure] = []
+        for offset in chosen:
+            # The record of failures is before those of later dead letters.
+            if failures and isinstance(self._letters.plan_replay(group, offset), FoundLetter):
+                return WorkResult(offset, changed_count, failures)
+            try:
+                outcome = self._letters.replay(group, offset, now_ms, operation_id=operation.id)
+            except MessageBodyTooLarge:
+                failures.append(ItemFailure(offset, TOO_LARGE))
+                continue
+            if outcome is LetterOutcome.REPLAYED:
+                changed_count += 1
+            else:
+                failures.append(ItemFailure(offset, outcome))
+        return WorkResult(position, changed_count, failures)

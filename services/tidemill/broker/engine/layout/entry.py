@@ -13,7 +13,7 @@ from tidemill.broker.engine.layout.expiry import Expiry
 from tidemill.broker.engine.layout.floor import Floor
 from tidemill.broker.engine.layout.message import MessageEntry
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.engine.layout.operation import OperationBegun, OperationEnded, StatedOperations
+from tidemill.broker.engine.layout.operation import OperationEntry, StatedOperations
 from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
 from tidemill.broker.engine.layout.renewal import Renewal
 from tidemill.broker.engine.layout.state import (
@@ -51,8 +51,7 @@ Entry: TypeAlias = (
     | CheckWritten
     | RolledBack
     | DeadLettersDiscarded
-    | OperationBegun
-    | OperationEnded
+    | OperationEntry
     | StatedConfig
     | StatedQueues
     | StatedProgress

@@ -12,12 +12,19 @@
                  ┌──────┬───────────────────┬──────────┐
                  │ 2 u8 │ operation_id  i64 │ state u8 │   tail: the reason of a failure, UTF-8
                  └──────┴───────────────────┴──────────┘
+    ITEMS_FAILED  0      1                   9            17
+                 ┌──────┬───────────────────┬────────────┬───────────┐
+                 │ 3 u8 │ operation_id  i64 │ cursor i64 │ count u32 │   tail: a JSON array
+                 └──────┴───────────────────┴────────────┴───────────┘
 
 Big-endian. The log offset of BEGUN is the id of the operation. It changes the items from `begin`
 and before `end` that match its filter and existed at `as_of_ms`: `total` of them, when it began.
 `subject_id` is the consumer group of a change of dead letters. `topic_id` is the topic of the
-items: a topic that is deleted and created again has other items. The JSON object has the filter,
-the starter and the Idempotency-Key.
+items: a topic that is deleted and created again has other items. It is 0 for timers of all topics.
+The JSON object has the filter, the change, the starter and the Idempotency-Key.
+
+ITEMS_FAILED has items that match and cannot be changed. The cursor moves behind them. The JSON
+array has the item and the outcome of each.
 
 STATE records and snapshots have operations as JSON, with their cursors.
 """
@@ -27,9 +34,9 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
-from typing import NamedTuple, final
+from typing import Any, Final, NamedTuple, TypeAlias, final
 
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import UnknownRecord
@@ -38,13 +45,18 @@ _BEGUN = struct.Struct(">BBIIqqqII")
 _BEGUN_SIZE = 42
 _ENDED = struct.Struct(">BqB")
 _ENDED_SIZE = 10
+_FAILED = struct.Struct(">BqqI")
+_FAILED_SIZE = 21
 assert _BEGUN.size == _BEGUN_SIZE, "part of the disk format"
 assert _ENDED.size == _ENDED_SIZE, "part of the disk format"
+assert _FAILED.size == _FAILED_SIZE, "part of the disk format"
+FAILURES_KEPT_MAX: Final = 100  # of one operation
 
 
 class _Step(IntEnum):
     BEGUN = 1
     ENDED = 2
+    ITEMS_FAILED = 3
 
 
 class OperationKind(IntEnum):
@@ -52,6 +64,9 @@ class OperationKind(IntEnum):
 
     REPLAY = 1  # of dead letters
     DISCARD = 2  # of dead letters
+    CANCEL_TIMERS = 3
+    RESCHEDULE_TIMERS = 4
+    FIRE_TIMERS = 5
 
 
 class OperationState(IntEnum):
@@ -85,6 +100,24 @@ class OperationEnded(NamedTuple):
     error: str
 
 
+class ItemFailure(NamedTuple):
+    """An item that an operation could not change."""
+
+    item: int  # its offset or timer id
+    outcome: str
+
+
+class ItemsFailed(NamedTuple):
+    """Items that an operation could not change, in their order."""
+
+    operation_id: LogOffset
+    cursor: int  # behind them
+    failures: list[ItemFailure]
+
+
+OperationEntry: TypeAlias = OperationBegun | OperationEnded | ItemsFailed
+
+
 @final
 @dataclass(slots=True)
 class Operation:
@@ -106,6 +139,8 @@ class Operation:
     cursor: int = 0  # items before it are done
     done: int = 0
     error: str = ""
+    failed: int = 0
+    failures: list[ItemFailure] = field(default_factory=list)  # the first FAILURES_KEPT_MAX
 
     @property
     def is_running(self) -> bool:
@@ -119,15 +154,19 @@ class StatedOperations(NamedTuple):
     operations: list[Operation]
 
 
-def encode(entry: OperationBegun | OperationEnded) -> tuple[bytes, bytes]:
+def encode(entry: OperationEntry) -> tuple[bytes, bytes]:
     """Return body and tail of an OPERATION record."""
     if isinstance(entry, OperationBegun):
         return _BEGUN.pack(_Step.BEGUN, *entry[:-1]), entry.details.encode()
+    if isinstance(entry, ItemsFailed):
+        count = len(entry.failures)
+        body = _FAILED.pack(_Step.ITEMS_FAILED, entry.operation_id, entry.cursor, count)
+        return body, json.dumps(entry.failures).encode()
     body = _ENDED.pack(_Step.ENDED, entry.operation_id, entry.state)
     return body, entry.error.encode()
 
 
-def decode(body: bytes | memoryview, tail: bytes | memoryview) -> OperationBegun | OperationEnded:
+def decode(body: bytes | memoryview, tail: bytes | memoryview) -> OperationEntry:
     """Decode an OPERATION record. Raises UnknownRecord."""
     text = str(bytes(tail), "utf-8")
     try:
@@ -136,6 +175,9 @@ def decode(body: bytes | memoryview, tail: bytes | memoryview) -> OperationBegun
                 found = OperationBegun._make((*_BEGUN.unpack(body)[1:], text))
             case _Step.ENDED:
                 return OperationEnded._make((*_ENDED.unpack(body)[1:], text))
+            case _Step.ITEMS_FAILED:
+                _, id_, cursor, _ = _FAILED.unpack(body)
+                return ItemsFailed(id_, cursor, [ItemFailure(*each) for each in json.loads(text)])
             case step:
                 raise UnknownRecord(f"OPERATION record with step {step}")
     except (struct.error, IndexError) as error:
@@ -153,6 +195,11 @@ def encode_operations(operations: Iterable[Operation]) -> bytes:
 def decode_operations(data: bytes | memoryview) -> StatedOperations:
     """Decode operations. Raises UnknownRecord for unknown fields."""
     try:
-        return StatedOperations([Operation(**fields) for fields in json.loads(bytes(data))])
-    except TypeError as error:
+        return StatedOperations([_operation_of(fields) for fields in json.loads(bytes(data))])
+    except (TypeError, KeyError) as error:
         raise UnknownRecord(f"an operation with other fields: {error}") from error
+
+
+def _operation_of(fields: dict[str, Any]) -> Operation:
+    failures = [ItemFailure(*each) for each in fields.pop("failures")]
+    return Operation(**fields, failures=failures)

@@ -3,6 +3,7 @@
     state       event                                next state
     (unknown)   OPERATION, begun                     RUNNING
     RUNNING     a record that names the operation    RUNNING, with its cursor behind the item
+    RUNNING     OPERATION, items failed              RUNNING, with its cursor behind the items
     RUNNING     OPERATION, ended                     DONE, CANCELLED or FAILED
     an end      any                                  as before
     any         STATE or snapshot                    that of the row, if the operation is unknown
@@ -21,6 +22,8 @@ from typing import Final, final
 from tidemill.broker.engine.layout import operation
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.operation import (
+    FAILURES_KEPT_MAX,
+    ItemsFailed,
     Operation,
     OperationBegun,
     OperationEnded,
@@ -30,7 +33,7 @@ from tidemill.broker.engine.layout.operation import (
 RUNNING_MAX: Final = 16
 ENDED_MAX: Final = 1_000
 ENDED_KEPT_MS: Final = 7 * 24 * 3_600_000
-OPERATIONS_A_BLOCK: Final = 64  # of a STATE record or a section, some 40 KB
+OPERATIONS_A_BLOCK: Final = 64  # of a STATE record or a section: some 40 KB, 400 KB at most
 
 
 @final
@@ -78,6 +81,15 @@ class Operations:
         if one is not None and one.is_running and cursor > one.cursor:
             one.cursor = cursor
             one.done += count
+
+    def note_failures(self, entry: ItemsFailed) -> None:
+        """Apply a record of items that an operation could not change."""
+        one = self.by_id.get(entry.operation_id)
+        if one is not None and one.is_running and entry.cursor > one.cursor:
+            one.cursor = entry.cursor
+            one.failed += len(entry.failures)
+            # Another list, because a frozen copy has the one of its moment.
+            one.failures = [*one.failures, *entry.failures][:FAILURES_KEPT_MAX]
 
     def end(self, entry: OperationEnded, stored_at_ms: int) -> None:
         """Apply the end of an operation."""

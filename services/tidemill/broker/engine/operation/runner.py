@@ -8,12 +8,14 @@ allowed. A new owner looks again at items without a match.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, final
 
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.operation import (
+    ItemFailure,
+    ItemsFailed,
     Operation,
     OperationBegun,
     OperationEnded,
@@ -32,12 +34,21 @@ RETRY_MS: Final = 1_000  # after a full disk, or while a message is mended
 class OperationWork(Protocol):
     """The change of the items of one kind of operation."""
 
-    def run(self, operation: Operation, position: int, items_max: int, now_ms: int) -> WorkResult:
+    def run(self, operation: Operation, position: int, turn: OperationTurn) -> WorkResult:
         """Look at items from a position on, and change up to `items_max` that match, in a slice.
 
-        Each record names the operation. Raises ServiceError; Repairing if a retry helps.
+        Each record names the operation. A slice ends before it changes an item behind one that it
+        could not change. Raises ServiceError; Repairing if a retry helps.
         """
         ...
+
+
+class OperationTurn(NamedTuple):
+    """The bound and the times of one slice of an operation."""
+
+    items_max: int
+    now_ms: int
+    firing_ms: int  # decides which timers are due
 
 
 class FailedOperation(NamedTuple):
@@ -52,11 +63,14 @@ class FailedOperation(NamedTuple):
 class WorkResult:
     """The part of an operation that a slice has done."""
 
-    __slots__ = ("changed_count", "position")
+    __slots__ = ("changed_count", "failures", "position")
 
-    def __init__(self, position: int, changed_count: int) -> None:
+    def __init__(
+        self, position: int, changed_count: int, failures: Sequence[ItemFailure] = ()
+    ) -> None:
         self.position = position  # the items before it need no other look
         self.changed_count = changed_count
+        self.failures = failures  # items behind the changed ones that match and cannot be changed
 
 
 @final
@@ -153,7 +167,9 @@ class OperationRunner:
 
     # ------------------------------------------------------------ turns
 
-    def due_slices(self, now_ms: int, *, monotonic_ms: int) -> Generator[None, None, bool]:
+    def due_slices(
+        self, now_ms: int, *, firing_ms: int, monotonic_ms: int
+    ) -> Generator[None, None, bool]:
         """Run one slice of each operation that is due. Return whether more is due at once."""
         self._monotonic_ms = monotonic_ms
         has_more = False
@@ -164,24 +180,24 @@ class OperationRunner:
             items_max = pace.items_max(operation.rate_per_s, monotonic_ms)
             if not items_max:
                 continue
-            self._run(operation, pace, items_max, now_ms)
+            self._run(operation, pace, OperationTurn(items_max, now_ms, firing_ms))
             has_more |= operation.is_running and pace.allowed_at_ms <= monotonic_ms
             yield
         return has_more
 
-    def _run(self, operation: Operation, pace: _Pace, items_max: int, now_ms: int) -> None:
+    def _run(self, operation: Operation, pace: _Pace, turn: OperationTurn) -> None:
         if not self._room.may_copy:
             pace.allowed_at_ms = self._monotonic_ms + RETRY_MS
             return
         work = self._works[operation.kind]
         before = self._state_mark()
         try:
-            result = work.run(operation, pace.position, items_max, now_ms)
+            result = work.run(operation, pace.position, turn)
         except (Repairing, DiskFull):
             pace.allowed_at_ms = self._monotonic_ms + RETRY_MS
             return
         except ServiceError as error:
-            self._fail(operation, error.message, now_ms)
+            self._fail(operation, error.message, turn.now_ms)
             return
         except (AssertionError, OSError):
             raise
@@ -191,12 +207,15 @@ class OperationRunner:
             if self._state_mark() != before:
                 raise
             reason = f"unexpected {type(error).__name__}: {error}; the broker's log has the details"
-            self._fail(operation, reason, now_ms, error)
+            self._fail(operation, reason, turn.now_ms, error)
             return
+        if result.failures:
+            failed = ItemsFailed(operation.id, result.position, list(result.failures))
+            self._recorder.append(failed, turn.now_ms)
         pace.position = result.position
         pace.allowed_at_ms += result.changed_count * 1_000 / operation.rate_per_s
         if pace.position >= operation.end:
-            self._end(operation, OperationState.DONE, now_ms)
+            self._end(operation, OperationState.DONE, turn.now_ms)
 
     def next_due_ms(self, now_ms: int) -> int | None:
         """Return the wall time of the next turn; None: no operation runs."""

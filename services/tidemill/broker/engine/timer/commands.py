@@ -186,7 +186,14 @@ class TimerCommands:
             raise
         return int(due_at_ms)
 
-    def cancel(self, timer_id: TimerId, *, topic_id: TopicId | None = None, now_ms: int) -> None:
+    def cancel(
+        self,
+        timer_id: TimerId,
+        *,
+        topic_id: TopicId | None = None,
+        now_ms: int,
+        operation_id: int = 0,
+    ) -> None:
         """Cancel a pending timer. It may be cancelled already. Raises MessageNotFound."""
         entry = self._entry(timer_id, topic_id, self.recalled)
         if entry.state == TimerState.CANCELLED:
@@ -196,7 +203,7 @@ class TimerCommands:
             self.recalled[entry.topic_id, "already_fired"] += 1
             raise _already(entry.state)
         self._recorder.append(
-            TimerControl(TimerOperation.CANCEL, timer_id, entry.due_at_ms, 0), now_ms
+            TimerControl(TimerOperation.CANCEL, timer_id, entry.due_at_ms, 0, operation_id), now_ms
         )
         self._quarantined.pop(timer_id, None)
         self.recalled[entry.topic_id, "recalled"] += 1
@@ -215,6 +222,7 @@ class TimerCommands:
         expected_due_at_ms: int | None = None,
         now_ms: int,
         firing_ms: int,
+        operation_id: int = 0,
     ) -> None:
         """Change the due time of a pending timer. A time in the past means now.
 
@@ -235,11 +243,10 @@ class TimerCommands:
                 f"read it again before you change it"
             )
         due_at_ms = max(due_at_ms, firing_ms)
-        if due_at_ms != entry.due_at_ms:
-            self._recorder.append(
-                TimerControl(TimerOperation.RESCHEDULE, timer_id, entry.due_at_ms, due_at_ms),
-                now_ms,
-            )
+        # Of an operation, a record without an effect moves the cursor.
+        if due_at_ms != entry.due_at_ms or operation_id:
+            change = TimerOperation.RESCHEDULE, timer_id, entry.due_at_ms, due_at_ms, operation_id
+            self._recorder.append(TimerControl(*change), now_ms)
         self.rescheduled[entry.topic_id, "rescheduled"] += 1
 
     def fire(self, timer_id: TimerId, *, now_ms: int, firing_ms: int) -> None:

@@ -31,6 +31,8 @@ from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.admission import Admission
 from tidemill.broker.engine.timer.audit import TimerAudit
 from tidemill.broker.engine.timer.body import TimerBodies
+from tidemill.broker.engine.timer.bulk_changes import TimerChanges
+from tidemill.broker.engine.timer.bulk_matches import TimerParts
 from tidemill.broker.engine.timer.census import Census
 from tidemill.broker.engine.timer.commands import TimerCommands
 from tidemill.broker.engine.timer.config import TimerConfig
@@ -101,6 +103,12 @@ class DelayedMessages:
             tally,
             quarantined=held_segments.quarantined,
             lateness=self.deliverer.lateness,
+        )
+        self.changes = TimerChanges(
+            TimerParts(index, self.bodies, store, catalog, tally),
+            self.commands,
+            self.admission,
+            held_segments.quarantined,
         )
         # Gathered timers due within this time are linked before slots are loaded. Slots are loaded
         # up to the end of a second.

@@ -9,27 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from typing import final
 
 import numpy as np
 
-from tidemill.broker.engine.layout import message
-from tidemill.broker.engine.layout.message import FLAG_SCHEDULE
-from tidemill.broker.engine.layout.numbers import LogOffset, TimerId
-from tidemill.broker.engine.layout.record import RecordKind
-from tidemill.broker.engine.message_store import MessageDamaged, MessageStore
+from tidemill.broker.engine.layout.numbers import TimerId
+from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.timer.index import TimerIndex
+from tidemill.broker.engine.timer.keyed import KeyedTimers
 from tidemill.broker.engine.timer.status import TimerQuery, TimerStatus
 from tidemill.common.errors import BadRequest, Conflict, MessageNotFound
-from tidemill.message import stored_message
 
 PAGE_SIZE_MAX = 1000
 TABLE_PAGES_A_STEP = 32  # 16,384 entries, 1 to 2 ms
-OFFSETS_A_STEP = 256  # records with the key
 STATUSES_A_STEP = 128
-KEY_MATCHES_MAX = 10_000  # records with the same key that are read, the newest first
 
 
 @final
@@ -54,12 +49,7 @@ class TimerSearch:
         self._pages = iter(
             () if query.key else index.table.live_page_numbers(dict(index.counts.file_live))
         )
-        self._matches: Iterator[list[LogOffset]] = iter(())
-        self._matches_left = KEY_MATCHES_MAX
-        self._offsets: list[LogOffset] = []  # the next matches to read
-        if query.key:
-            self._matches = store.index.find(stored_message.key_hash("key", query.key))
-        self._seen: set[int] = set()
+        self._keyed = KeyedTimers(index, store, query.key) if query.key else None
         self.found: list[TimerStatus] = []  # the page, in order of due time
         self.has_more = False  # whether there is another page
         self.last = (0, 0)  # (due_at_ms, timer_id) of the last timer, as the walk has found it
@@ -74,15 +64,18 @@ class TimerSearch:
 
     def _read_records(self) -> bool:
         """Read a slice of the records that may have the key. Return False if there are no more."""
-        if not self._offsets:
-            matches = next(self._matches, None) if self._matches_left else None
-            if matches is None:
-                return False
-            self._offsets = matches[: self._matches_left]
-            self._matches_left -= len(self._offsets)
-        part, self._offsets = self._offsets[:OFFSETS_A_STEP], self._offsets[OFFSETS_A_STEP:]
-        for log_offset in part:
-            self._read_record(log_offset)
+        found = self._keyed.step() if self._keyed is not None else None
+        if found is None:
+            return False
+        query = self._query
+        for timer_id, entry in found:
+            due_at_ms = entry.due_at_ms
+            if (
+                query.topic_id in (None, entry.topic_id)
+                and query.due.has(due_at_ms)
+                and (due_at_ms, timer_id) > query.after
+            ):
+                self._keep(due_at_ms, timer_id)
         return True
 
     def _describe(self) -> bool:
@@ -118,33 +111,6 @@ class TimerSearch:
             matches = matches[np.lexsort((ids[matches], due[matches]))[: query.page_size + 1]]
         for at in matches.tolist():
             self._keep(int(due[at]), TimerId(int(ids[at])))
-
-    def _read_record(self, log_offset: LogOffset) -> None:
-        if log_offset < self._store.log.state_floor:
-            return
-        try:
-            found = self._store.record(log_offset)
-        except (MessageDamaged, LookupError):
-            return  # The timer of a damaged record is unknown.
-        if found.header.kind != RecordKind.MESSAGE or not found.header.flags & FLAG_SCHEDULE:
-            return
-        timer_id = message.decode_target(found.body).timer_id
-        entry = self._index.find_pending(timer_id)
-        query = self._query
-        if (
-            entry is None
-            or timer_id in self._seen
-            or not stored_message.has_key(found.tail, query.key)
-        ):
-            return
-        self._seen.add(timer_id)
-        due_at_ms = entry.due_at_ms
-        if (
-            query.topic_id in (None, entry.topic_id)
-            and query.due.has(due_at_ms)
-            and (due_at_ms, timer_id) > query.after
-        ):
-            self._keep(due_at_ms, timer_id)
 
     def _keep(self, due_at_ms: int, timer_id: TimerId) -> None:
         rank = (-due_at_ms, -timer_id)

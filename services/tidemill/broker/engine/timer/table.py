@@ -133,11 +133,16 @@ class TimerTable:
             held.update(range(stem * self._pages_a_file, (stem + 1) * self._pages_a_file))
         return sorted(held)
 
-    def live_page_numbers(self, live: Mapping[int, int]) -> Iterator[int]:
-        """Yield the page numbers of files with pending timers. `live` has their counts by file."""
-        for file_number in sorted(number for number, count in live.items() if count):
+    def live_page_numbers(self, live: Mapping[int, int], *, begin: int = 0) -> Iterator[int]:
+        """Yield the page numbers from `begin` on of files with pending timers, in order.
+
+        `live` has the counts of pending timers by file.
+        """
+        first_file = begin // self._pages_a_file
+        files = (number for number, count in live.items() if count and number >= first_file)
+        for file_number in sorted(files):
             first = file_number * self._pages_a_file
-            for number in range(first, first + self._pages_a_file):
+            for number in range(max(first, begin), first + self._pages_a_file):
                 if file_number in self._file_numbers or number in self._pages:
                     yield number
 

@@ -1,0 +1,280 @@
+"""Pending timers that match a filter, by ascending id, in slices; and their count for a dry run."""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, final
+
+import numpy as np
+
+from tidemill.broker.engine.layout.numbers import TimerId, TopicId
+from tidemill.broker.engine.layout.timer_entry import DTYPE, TimerEntryDamaged
+from tidemill.broker.engine.sorted_search import is_among
+from tidemill.broker.engine.tally import Allowance
+from tidemill.broker.engine.time_search import TimeSearch
+from tidemill.broker.engine.timer.body import BodyDamaged
+from tidemill.broker.engine.timer.keyed import KeyedTimers
+from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, DueRange
+from tidemill.broker.engine.timer.table import PAGE_ENTRIES
+from tidemill.message import stored_message
+from tidemill.message.resource_names import TIMER_TOPIC
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.layout.timer_entry import TimerEntry
+    from tidemill.broker.engine.message_store import MessageStore
+    from tidemill.broker.engine.metadata.catalog import Catalog
+    from tidemill.broker.engine.tally import Tally
+    from tidemill.broker.engine.timer.body import TimerBodies
+    from tidemill.broker.engine.timer.bulk_changes import TimerChange
+    from tidemill.broker.engine.timer.index import TimerIndex
+
+TABLE_PAGES_A_STEP: Final = 32  # 16,384 entries, about a millisecond
+COUNTED_PAGES_A_STEP: Final = 8  # each timer that matches is sorted three times
+BODIES_A_STEP: Final = 64
+SAMPLE_MAX: Final = 10  # timers that a count shows
+SECONDS_MAX: Final = 65_536  # due times that a count remembers, for its warning
+HOUR_MS: Final = 3_600_000
+
+
+class TimerFilter(NamedTuple):
+    """The pending timers that an operation changes. An empty text matches everything."""
+
+    topic_id: int = 0  # 0: all topics
+    key: str = ""
+    tag: str = ""
+    from_ms: int = 0
+    to_ms: int = 0  # exclusive; 0: no end
+
+    @property
+    def reads_messages(self) -> bool:
+        """Whether the table alone does not decide."""
+        return bool(self.key or self.tag)
+
+
+@dataclass(frozen=True, slots=True)
+class TimerParts:
+    """The parts of the engine that know the timers."""
+
+    index: TimerIndex
+    bodies: TimerBodies
+    store: MessageStore
+    catalog: Catalog
+    tally: Tally
+
+
+class FoundTimers(NamedTuple):
+    """The timers of a slice."""
+
+    ids: np.ndarray  # ascending
+    rows: np.ndarray  # their entries
+    position: int  # the ids before it need no other look
+
+
+_NONE: Final = np.zeros(0, DTYPE)
+_NO_IDS: Final = np.zeros(0, np.int64)
+
+
+@final
+class TimerMatches:
+    """The pending timers that match a filter, before an id."""
+
+    def __init__(self, parts: TimerParts, wanted: TimerFilter, *, end: int) -> None:
+        self._parts = parts
+        self._wanted = wanted
+        self._due = DueRange(wanted.from_ms, wanted.to_ms)
+        self.end = end
+        self._keyed = KeyedTimers(parts.index, parts.store, wanted.key) if wanted.key else None
+        self._keyed_ids: list[int] | None = None  # ascending; None: the walk has not ended
+        self._collected: list[int] = []
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether older timers with the key were not looked at."""
+        return self._keyed is not None and self._keyed.is_cut
+
+    def find(self, position: int, items_max: int, *, pages_max: int) -> FoundTimers:
+        """Return timers from a position on, at most `items_max`, in a slice.
+
+        The result may be empty while more remain: continue at its position.
+        """
+        self._parts.index.link_gathered()
+        limit = min(items_max, BODIES_A_STEP) if self._wanted.reads_messages else items_max
+        if self._keyed is not None and self._keyed_ids is None:
+            self._collect()
+            return FoundTimers(_NO_IDS, _NONE, position)
+        if self._keyed_ids is not None:
+            found = self._find_keyed(position, limit)
+        else:
+            found = self._find_in_table(position, limit, pages_max)
+        return self._checked(found) if self._wanted.reads_messages else found
+
+    def _collect(self) -> None:
+        assert self._keyed is not None, "the filter has a key"
+        part = self._keyed.step()
+        if part is None:
+            self._keyed_ids = sorted(self._collected)
+        else:
+            self._collected += [timer_id for timer_id, _ in part]
+
+    def _find_keyed(self, position: int, limit: int) -> FoundTimers:
+        assert self._keyed_ids is not None, "the walk has ended"
+        first = bisect.bisect_left(self._keyed_ids, position)
+        part = [one for one in self._keyed_ids[first : first + limit] if one < self.end]
+        after = part[-1] + 1 if len(part) == limit else self.end
+        entries = [(one, self._parts.index.find_pending(TimerId(one))) for one in part]
+        pending = [(one, entry) for one, entry in entries if entry is not None]
+        rows = np.zeros(len(pending), DTYPE)
+        for at, (_, entry) in enumerate(pending):
+            rows[at] = (*entry, 0)
+        ids = np.array([one for one, _ in pending], np.int64)
+        is_match = self._is_match(ids, rows)
+        return FoundTimers(ids[is_match], rows[is_match], after)
+
+    def _find_in_table(self, position: int, limit: int, pages_max: int) -> FoundTimers:
+        index = self._parts.index
+        ids, rows, count = [_NO_IDS], [_NONE], 0
+        live = index.counts.file_live
+        pages = index.table.live_page_numbers(live, begin=position // PAGE_ENTRIES)
+        for looked, number in enumerate(pages):
+            first = number * PAGE_ENTRIES
+            if first >= self.end:
+                break
+            if looked == pages_max or count >= limit:
+                return FoundTimers(np.concatenate(ids), np.concatenate(rows), first)
+            page = index.table.rows(number)
+            self._parts.tally.add(len(page))
+            page_ids = first + np.arange(len(page), dtype=np.int64)
+            is_match = self._is_match(page_ids, page) & (page_ids >= position)
+            found = np.flatnonzero(is_match)
+            if len(found) > limit - count:
+                found = found[: limit - count]
+                ids.append(page_ids[found])
+                rows.append(page[found])
+                position = int(page_ids[found[-1]]) + 1
+                return FoundTimers(np.concatenate(ids), np.concatenate(rows), position)
+            count += len(found)
+            ids.append(page_ids[found])
+            rows.append(page[found])
+        return FoundTimers(np.concatenate(ids), np.concatenate(rows), self.end)
+
+    def _is_match(self, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        is_match = self._due.find_pending(rows) & (ids < self.end)
+        if self._wanted.topic_id:
+            is_match &= rows["topic_id"] == self._wanted.topic_id
+        return is_match
+
+    def _checked(self, found: FoundTimers) -> FoundTimers:
+        """Return those of the found timers whose messages have the key and the tag."""
+        allowance = Allowance(self._parts.tally, items=BODIES_A_STEP)
+        kept: list[int] = []
+        for at, timer_id in enumerate(found.ids.tolist()):
+            if allowance.is_spent:
+                return FoundTimers(found.ids[kept], found.rows[kept], timer_id)
+            if self._has_texts(TimerId(timer_id)):
+                kept.append(at)
+        return FoundTimers(found.ids[kept], found.rows[kept], found.position)
+
+    def _has_texts(self, timer_id: TimerId) -> bool:
+        """Return whether the message of a timer has the key and the tag; not if it is damaged."""
+        parts, wanted = self._parts, self._wanted
+        try:
+            entry: TimerEntry = parts.index.get(timer_id)
+            blob = parts.bodies.read(timer_id, entry).blob
+            parts.tally.add(1, size_bytes=len(blob))
+            if wanted.key and not stored_message.has_key(blob, wanted.key):
+                return False
+            return not wanted.tag or stored_message.tag_of(blob) == wanted.tag
+        except (TimerEntryDamaged, BodyDamaged, ValueError):
+            return False
+
+
+@final
+class TimerCount:
+    """The count of a dry run: call `step` until it returns False, then read the result."""
+
+    def __init__(
+        self,
+        parts: TimerParts,
+        wanted: TimerFilter,
+        change: TimerChange,
+        *,
+        as_of_ms: int,
+        firing_ms: int,
+        quarantined: list[int],
+    ) -> None:
+        self._parts = parts
+        self._change = change
+        self._firing_ms = firing_ms
+        self._quarantined = np.array(sorted(quarantined), np.int64)
+        self._matches = TimerMatches(parts, wanted, end=parts.index.next_id)
+        self._search = self._search_end(as_of_ms)
+        self.begin = self._position = 0
+        self.count = self.size_bytes = self.quarantined_count = 0
+        self.sample: list[TimerId] = []  # the oldest ones
+        self.topics: Counter[TopicId] = Counter()
+        self.hours: Counter[int] = Counter()  # by the begin of the hour (ms)
+        self.seconds: Counter[int] = Counter()  # new due times; at most SECONDS_MAX of them
+
+    def _search_end(self, as_of_ms: int) -> TimeSearch | None:
+        parts = self._parts
+        topic_id = parts.catalog.topic_ids.get(TIMER_TOPIC)
+        if topic_id is None:
+            return None
+        queue = parts.catalog.queue(topic_id, SCHEDULE_QUEUE)
+        return TimeSearch(parts.store, [queue], as_of_ms + 1, falls=parts.catalog.clock_falls)
+
+    @property
+    def end(self) -> int:
+        """The first timer that was stored after the time of the count."""
+        return self._matches.end
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether older timers with the key were not counted."""
+        return self._matches.is_cut
+
+    def step(self) -> bool:
+        """Do one slice. Raises Repairing."""
+        if self._search is not None:
+            if self._search.step():
+                return True
+            self._matches.end = min(self._matches.end, self._search.offsets[0])
+            self._search = None
+            return True
+        items_max = COUNTED_PAGES_A_STEP * PAGE_ENTRIES
+        found = self._matches.find(self._position, items_max, pages_max=COUNTED_PAGES_A_STEP)
+        self._note(found.ids, found.rows)
+        self._position = found.position
+        return self._position < self._matches.end
+
+    def _note(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        if not len(ids):
+            return
+        self.count += len(ids)
+        self.size_bytes += int(rows["size"].sum(dtype=np.int64))
+        self.quarantined_count += int(is_among(self._quarantined, ids).sum())
+        self.sample += [TimerId(one) for one in ids[: SAMPLE_MAX - len(self.sample)].tolist()]
+        due = rows["due"].astype(np.int64)
+        topics, sizes = np.unique(rows["topic_id"].astype(np.int64), return_counts=True)
+        self.topics.update(dict(zip(map(TopicId, topics.tolist()), sizes.tolist(), strict=True)))
+        hours, sizes = np.unique(due - due % HOUR_MS, return_counts=True)
+        self.hours.update(dict(zip(hours.tolist(), sizes.tolist(), strict=True)))
+        new_due = self._change.due_of_rows(ids, due, firing_ms=self._firing_ms)
+        if new_due is not None:
+            seconds, sizes = np.unique(new_due // 1_000, return_counts=True)
+            for second, size in zip(seconds.tolist(), sizes.tolist(), strict=True):
+                if len(self.seconds) < SECONDS_MAX or second in self.seconds:
+                    self.seconds[second] += size
+
+    @property
+    def fullest_second(self) -> tuple[int, int]:
+        """The fullest second of the new due times, and its timers with those that it has now."""
+        links = self._parts.index.links
+        best = 0, 0
+        for second, added in self.seconds.most_common(1_000):
+            known = links.wheel.count(second) if second < links.ring_end_s else 0
+            if known + added > best[1]:
+                best = second, known + added
+        return best
