@@ -211,6 +211,26 @@ def change_timers(world: World) -> None:
     assert world.http.post(f"/timers/{ids[1]}:cancel").is_success
     assert world.changes() == before, "a second cancel changes nothing"
     act("fireTimer", names[2], "Update", ids[2], has_dry_run=False)
+    change_several_timers(world)
+
+
+def change_several_timers(world: World) -> None:
+    """Cancel, move and fire timers by ids, and cancel those of a filter."""
+    sent = [
+        world.http.post("/topics/later/messages", json={"body": "m", "delayMs": HOUR_MS}).json()
+        for _ in range(3)
+    ]
+    ids = [f"{one['broker']}:{one['timerId']}" for one in sent]
+    resource, act = "Topic:later", world.act
+    act("cancelTimers", resource, "Update", body={"ids": ids[:1]})
+    act("rescheduleTimers", resource, "Update", body={"ids": ids[1:2], "shiftMs": HOUR_MS})
+    act("fireTimers", resource, "Update", body={"ids": ids[2:]})
+    wanted: dict[str, Any] = {"filter": {"topic": "later"}}
+    planned = world.http.post("/timers:cancel", json=wanted, params={"dryRun": "true"}).json()
+    wanted |= {"asOfMs": planned["asOfMs"], "maxCount": 100}
+    act("cancelTimers", resource, "Update", body=wanted, has_dry_run=False)
+    record, *_ = world.changes(resource=resource)
+    assert (record["after"]["kind"], record["after"]["timers"]) == ("CANCEL_TIMERS", 2)
 
 
 async def change_transactions(world: World, client: Api) -> None:

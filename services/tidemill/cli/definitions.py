@@ -13,7 +13,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from tidemill.cli.operations import await_end, result_of
-from tidemill.cli.rest import OutputFormat, call, check_is_sure, options_of, say, show, show_table
+from tidemill.cli.output import Output, OutputFormat
+from tidemill.cli.rest import call, check_is_sure, output_of, say, show, show_table
 from tidemill.common.exit_codes import EXIT_PARTIAL, EXIT_USAGE
 from tidemill.common.prompts import confirm, fail
 from tidemill.common.rest_client import Json
@@ -83,7 +84,7 @@ def apply_definitions(
         return
     check_is_sure("definitions apply", is_sure=is_sure)
     if not is_sure:
-        show_table(COLUMNS, [_row(change) for change in changes])
+        show_table(context, COLUMNS, [_row(change) for change in changes])
         confirm(f"Make these {len(changes)} changes?")
     begun = call(
         context,
@@ -97,7 +98,8 @@ def apply_definitions(
         _show_changes(context, begun)
         return
     ended = await_end(context, begun["operation"]["id"])
-    lines = [result_of(ended), *ended.get("errors", ())]
+    lines = [result_of(ended)]
+    lines += [f"{one['id']}: {one['outcome']}" for one in ended.get("errors", ())]
     lines += [f"{one['kind']} {one['name']}: {one['note']}" for one in changes if "note" in one]
     say(context, {**begun, "operation": ended}, "\n".join(lines))
     if ended["state"] != "DONE":
@@ -184,10 +186,8 @@ def _read(file: Path) -> Json:
 
 
 def _print_file(context: typer.Context, definitions: Json) -> None:
-    if options_of(context).output is OutputFormat.JSON:
-        typer.echo(json.dumps(definitions, indent=2))
-        return
-    import yaml
-
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    typer.echo(yaml.dump(definitions, Dumper=dumper, sort_keys=False, allow_unicode=True), nl=False)
+    """Print a file as YAML, or as another format of documents."""
+    output = output_of(context)
+    if output.is_text:
+        output = Output(OutputFormat.YAML)
+    output.show(definitions, ("KIND",), [(kind,) for kind in definitions])

@@ -48,7 +48,7 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="Id, as `operation list` s
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
-COLUMNS: Final = ("OPERATION", "STATE", "KIND", "GROUP", "DONE", "TOTAL", "AGE", "BY")
+COLUMNS: Final = ("OPERATION", "STATE", "KIND", "GROUP/TOPIC", "DONE", "TOTAL", "AGE", "BY")
 
 
 @app.command("list")
@@ -76,7 +76,7 @@ def list_operations(
             one["id"],
             _words(one["state"]),
             _words(one["kind"]),
-            one.get("group", ""),
+            one.get("group") or one.get("topic") or "",
             one["done"],
             one["total"],
             age(one["createdAtMs"], now_ms),
@@ -104,16 +104,17 @@ def show_operation(context: typer.Context, operation: Id) -> None:
         ("state", _words(shown["state"])),
         ("kind", _words(shown["kind"])),
         ("group", shown.get("group")),
+        ("topic", shown.get("topic")),
         ("done", f"{shown['done']} of {shown['total']}"),
+        ("failed", shown["failed"] or None),
         ("skipped", shown.get("skipped")),
-        ("failed", shown.get("failed")),
         ("rate", None if rate is None else f"{rate} per second"),
         ("ends in", None if eta_ms is None else f"at least {span(eta_ms)}"),
         ("begun", f"{utc(shown['createdAtMs'])} ({from_now(shown['createdAtMs'], now_ms)})"),
         ("ended", None if ended_at_ms is None else utc(ended_at_ms)),
         ("by", shown["by"]),
         *((f"part {part['broker']}", _part(part)) for part in shown["brokers"]),
-        *(("error", error) for error in shown.get("errors", ())),
+        *((f"item {one['id']}", one["outcome"]) for one in shown.get("errors", [])),
     ]
     filled = [(name, value) for name, value in rows if value is not None]
     show(context, shown, ("OPERATION", operation), filled)
@@ -205,6 +206,8 @@ def result_of(operation: Json) -> str:
     """Return in one line how far an operation is."""
     errors = [f": {part['error']}" for part in operation["brokers"] if "error" in part]
     progress = f"{operation['done']} of {operation['total']} items"
+    if operation["failed"]:
+        progress += f", {operation['failed']} failed"
     return f"operation {operation['id']}: {_words(operation['state'])}, {progress}{''.join(errors)}"
 
 

@@ -12,8 +12,9 @@ from tests.support.worlds.broker_groups import AUTHOR, cluster_of
 from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.http.request_access import OPEN, RequestAccess, set_access
 from tidemill.admin.json.dead_letters import DeadLetterChangeView, DeadLettersRequest
-from tidemill.admin.messages.dead_letter_operations import COUNT_CALLS_MAX, settle_matching
-from tidemill.admin.routes.dead_letter_changes import operation_key_of
+from tidemill.admin.messages.dead_letter_operations import settle_matching
+from tidemill.admin.messages.operation_starts import COUNT_CALLS_MAX
+from tidemill.admin.routes.operation_keys import operation_key_of
 from tidemill.common.errors import BrokerTimeout, BrokerUnreachable, Overloaded, ServiceError
 from tidemill.security.identities import User
 from tidemill.security.rights import Rights
@@ -45,7 +46,7 @@ class CountingGroup(CallsByRequest):
             self.begun.append(request)
             reply.operation.id, reply.operation.total = 5, self.count
             reply.operation.rate_per_s = request.rate_per_s
-            reply.operation.action = request.action
+            reply.operation.kind = request.kind
             reply.operation.state = pb.OPERATION_STATE_RUNNING
         return reply
 
@@ -55,18 +56,10 @@ def settle(
 ) -> DeadLetterChangeView:
     fields: dict[str, Any] = {} if is_dry else {"asOfMs": 5, "maxCount": 10}
     wanted = DeadLettersRequest.model_validate({"filter": {}, **fields})
-    action = pb.DEAD_LETTER_ACTION_REPLAY
+    kind = pb.OPERATION_KIND_REPLAY
     return asyncio.run(
         settle_matching(
-            cluster_of(*groups),
-            "g",
-            wanted,
-            action,
-            AUTHOR,
-            "me",
-            key,
-            is_dry=is_dry,
-            with_keys=True,
+            cluster_of(*groups), "g", wanted, kind, AUTHOR, "me", key, is_dry=is_dry, with_keys=True
         )
     )
 

@@ -28,7 +28,7 @@ class BrokerGroup(CallsByRequest):
 
     def __init__(self, state: pb.OperationState.ValueType) -> None:
         self.operation = pb.Operation(
-            id=5, action=pb.DEAD_LETTER_ACTION_REPLAY, group="g", state=state, key="k"
+            id=5, kind=pb.OPERATION_KIND_REPLAY, group="g", state=state, key="k"
         )
         self.operation.total, self.operation.done, self.operation.rate_per_s = 100, 10, 1
         self.operation.ended_at_ms = 0 if state == RUNNING else 9

@@ -14,13 +14,14 @@ from tests.unit.broker.test_dead_letter_requests import AdminWorld, error_of, fi
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.metadata.group_pause import GroupPause
 from tidemill.broker.engine.metadata.settled_letters import DEAD_LETTER_QUEUE
+from tidemill.broker.server.admin import letter_operations
 from tidemill.broker.server.admin import operations as module
 from tidemill.broker.server.admin.operations import OperationAdmin
 from tidemill.broker.server.round.rpc import in_round
 from tidemill.broker.server.round.turn import Turn
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
-REPLAY, DISCARD = pb.DEAD_LETTER_ACTION_REPLAY, pb.DEAD_LETTER_ACTION_DISCARD
+REPLAY, DISCARD = pb.OPERATION_KIND_REPLAY, pb.OPERATION_KIND_DISCARD
 DONE, CANCELLED = pb.OPERATION_STATE_DONE, pb.OPERATION_STATE_CANCELLED
 AUTHOR = pb.ChangeAuthor(
     user="ops",
@@ -35,7 +36,7 @@ def admin_of(world: AdminWorld) -> OperationAdmin:
 
 
 async def begin(world: AdminWorld, **fields: Any) -> pb.BeginOperationReply:
-    wanted = {"action": REPLAY, "max_count": 100, "rate_per_s": 10_000, "audit": AUTHOR, **fields}
+    wanted = {"kind": REPLAY, "max_count": 100, "rate_per_s": 10_000, "audit": AUTHOR, **fields}
     request = pb.BeginOperationRequest(group=GROUP, **wanted)
     return await admin_of(world).BeginOperation(request)
 
@@ -77,8 +78,8 @@ def test_a_dry_run_of_a_replay_warns_about_a_deleted_topic() -> None:
 
     async def scenario(world: AdminWorld) -> None:
         planned = await begin(world, dry_run=True)
-        assert planned.warnings == [module.TOPIC_DELETED]
-        assert not (await begin(world, dry_run=True, action=DISCARD)).warnings
+        assert planned.warnings == [letter_operations.TOPIC_DELETED]
+        assert not (await begin(world, dry_run=True, kind=DISCARD)).warnings
         begun = (await begin(world)).operation
         assert (await ended(world, begun.id)).done == 0
         assert set(world.world.states()) == {"OPEN"}
@@ -99,8 +100,8 @@ def test_a_dry_run_of_a_replay_warns_about_a_lost_body() -> None:
 
     async def scenario(world: AdminWorld) -> None:
         planned = await begin(world, dry_run=True)
-        assert (planned.count, module.BODY_LOST in planned.warnings) == (2, True)
-        assert not (await begin(world, dry_run=True, action=DISCARD)).warnings
+        assert (planned.count, letter_operations.BODY_LOST in planned.warnings) == (2, True)
+        assert not (await begin(world, dry_run=True, kind=DISCARD)).warnings
         begun = (await begin(world)).operation
         assert (await ended(world, begun.id)).done == 1
         assert sorted(world.world.states()) == ["OPEN", "REPLAYED"]
@@ -172,7 +173,7 @@ def many(world: LetterWorld) -> None:
 
 
 def request_of(**fields: Any) -> pb.BeginOperationRequest:
-    wanted = {"action": DISCARD, "max_count": 200, "rate_per_s": 10_000, "audit": AUTHOR, **fields}
+    wanted = {"kind": DISCARD, "max_count": 200, "rate_per_s": 10_000, "audit": AUTHOR, **fields}
     return pb.BeginOperationRequest(group=GROUP, **wanted)
 
 
@@ -253,7 +254,7 @@ def test_nothing_that_matches_begins_nothing() -> None:
 
 def test_a_cancel_ends_an_operation_and_a_second_one_changes_nothing() -> None:
     async def scenario(world: AdminWorld) -> None:
-        begun = (await begin(world, action=DISCARD, rate_per_s=1)).operation
+        begun = (await begin(world, kind=DISCARD, rate_per_s=1)).operation
         admin = admin_of(world)
         planned = await admin.CancelOperation(pb.CancelOperationRequest(id=begun.id, dry_run=True))
         assert planned.state == pb.OPERATION_STATE_RUNNING
@@ -289,13 +290,12 @@ def test_a_topic_that_is_deleted_during_the_count_begins_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"action": pb.DEAD_LETTER_ACTION_UNSPECIFIED}, {"rate_per_s": 0}, {"rate_per_s": 10_001}],
+    "fields", [{"kind": pb.OPERATION_KIND_UNSPECIFIED}, {"rate_per_s": 0}, {"rate_per_s": 10_001}]
 )
 def test_wrong_requests_begin_nothing(fields: dict[str, Any]) -> None:
     async def scenario(world: AdminWorld) -> None:
         assert await error_of(begin(world, **fields)) == "BadRequest"
-        request = pb.BeginOperationRequest(group="missing", action=REPLAY, rate_per_s=1)
+        request = pb.BeginOperationRequest(group="missing", kind=REPLAY, rate_per_s=1)
         assert await error_of(admin_of(world).BeginOperation(request)) == "GroupNotFound"
         assert await operations(world) == []
 

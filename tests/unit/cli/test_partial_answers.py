@@ -16,6 +16,7 @@ OPERATION: dict[str, Any] = {
     "state": "RUNNING",
     "kind": "REPLAY_DEAD_LETTERS",
     "group": "g",
+    "failed": 0,
     "done": 1,
     "total": 2,
     "ratePerSecond": 1,

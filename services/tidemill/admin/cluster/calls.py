@@ -100,6 +100,7 @@ GET_TIMER = _read(lambda stubs: stubs.admin.GetTimer)
 CANCEL_TIMER = _change(lambda stubs: stubs.admin.CancelTimer)
 RESCHEDULE_TIMER = _change(lambda stubs: stubs.admin.RescheduleTimer)
 FIRE_TIMER = _change(lambda stubs: stubs.admin.FireTimer)
+CHANGE_TIMERS = _change(lambda stubs: stubs.admin.ChangeTimers)
 
 # Transactions.
 GET_DEDUP = _read(lambda stubs: stubs.admin.GetDedup)

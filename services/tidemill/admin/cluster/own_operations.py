@@ -11,13 +11,18 @@ from typing import Any, Final, final
 
 import structlog
 
-from tidemill.admin.json.operations import OperationKindView, OperationStateView, OperationView
+from tidemill.admin.json.operations import (
+    ERRORS_MAX,
+    OperationErrorView,
+    OperationKindView,
+    OperationStateView,
+    OperationView,
+)
 from tidemill.common.clock import Clock
 from tidemill.common.errors import IdempotencyMismatch, Overloaded
 
 RUNNING_MAX: Final = 4
 ENDED_MAX: Final = 100
-ERRORS_MAX: Final = 100  # listed of one operation
 PREFIX: Final = "admin"  # of the ids
 
 log = structlog.get_logger()
@@ -39,15 +44,16 @@ class OwnOperation:
         """The model of the operation as it is now."""
         return self._view.model_copy()
 
-    def count(self, error: str | None = None) -> None:
-        """Count an item as done, or as failed with its error."""
-        if error is None:
-            self._view.done += 1
-            return
-        self._view.failed = (self._view.failed or 0) + 1
+    def count(self) -> None:
+        """Count an item as done."""
+        self._view.done += 1
+
+    def fail(self, item: str, reason: str) -> None:
+        """Count an item that could not be changed."""
+        self._view.failed += 1
         listed = self._view.errors or []
         if len(listed) < ERRORS_MAX:
-            self._view.errors = [*listed, error]
+            self._view.errors = [*listed, OperationErrorView(id=item, outcome=reason)]
 
     def cancel(self) -> None:
         """End the operation after the present item. One that has ended stays as it is."""
@@ -131,6 +137,7 @@ class OwnOperations:
             created_at_ms=now_ms,
             total=total,
             done=0,
+            failed=0,
         )
         operation = OwnOperation(view, user=user, key=key, digest=_digest(request))
         self._operations[view.id] = operation
@@ -150,7 +157,7 @@ class OwnOperations:
                 state = OperationStateView.DONE
         except Exception:  # A defect ends this operation alone.
             log.exception("operation failed", id=operation.view.id)
-            operation.count("internal error; see the log of the admin process")
+            operation.fail(operation.view.id, "internal error; see the log of the admin process")
         finally:
             operation.end(state, self._clock.wall_ms())
 

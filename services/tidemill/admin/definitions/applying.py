@@ -55,7 +55,7 @@ async def apply_changes(
         try:
             await _make(calls, change, is_dry=False)
         except CallProblem as problem:
-            operation.count(f"{change.title}: {problem.detail}")
+            operation.fail(change.title, problem.detail)
         else:
             operation.count()
 

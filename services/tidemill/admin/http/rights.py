@@ -122,6 +122,9 @@ ROWS: Final[Mapping[str, RightsRow]] = {
     "GET /timers": FILTERED,
     "GET /timers/histogram": FILTERED,  # The route checks the topic, or all topics.
     "GET /timers/{timer_id}": FILTERED,
+    "POST /timers:cancel": FILTERED,
+    "POST /timers:reschedule": FILTERED,
+    "POST /timers:fire": FILTERED,
     "POST /timers/{timer_id}:cancel": FILTERED,
     "POST /timers/{timer_id}:reschedule": FILTERED,
     "POST /timers/{timer_id}:fire": FILTERED,

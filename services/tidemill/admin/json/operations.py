@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from pydantic import Field
 
 from tidemill.admin.json.schema import BY, DRY_RUN, NEXT_PAGE, UNREACHABLE, AnyCaseEnum, Schema
 
-_EXAMPLE = "broker-0:52326"
+ERRORS_MAX: Final = 100  # of an operation
+_EXAMPLE: Final = "broker-0:52326"
 
 
 class OperationStateView(AnyCaseEnum):
@@ -25,8 +27,26 @@ class OperationKindView(StrEnum):
 
     REPLAY_DEAD_LETTERS = "REPLAY_DEAD_LETTERS"
     DISCARD_DEAD_LETTERS = "DISCARD_DEAD_LETTERS"
+    CANCEL_TIMERS = "CANCEL_TIMERS"
+    RESCHEDULE_TIMERS = "RESCHEDULE_TIMERS"
+    FIRE_TIMERS = "FIRE_TIMERS"
     APPLY_DEFINITIONS = "APPLY_DEFINITIONS"
     SUPPORT_BUNDLE = "SUPPORT_BUNDLE"
+
+
+class OperationErrorView(Schema):
+    """An item that an operation could not change."""
+
+    id: str = Field(
+        description="Id of the dead letter or of the timer, or kind and name of a defined object.",
+        examples=["broker-0:17"],
+    )
+    outcome: str = Field(
+        description="Why. TOPIC_DELETED, DAMAGED or TOO_LARGE (for a segment) for a dead letter,"
+        " which stays open. QUARANTINED (its message is damaged), TOO_LATE (beyond the maximum"
+        " delay) or DAMAGED for a timer, which stays as it is. For a defined object: the reason.",
+        examples=["TOO_LATE"],
+    )
 
 
 class OperationPartView(Schema):
@@ -37,6 +57,7 @@ class OperationPartView(Schema):
     state: OperationStateView = Field(description="State of this part.")
     total: int = Field(description="Items that matched when it began.")
     done: int = Field(description="Items that it has changed.")
+    failed: int = Field(description="Items that match and that it could not change.")
     ended_at_ms: int | None = Field(None, description="When it ended (Unix, ms).")
     error: str | None = Field(None, description="Why it failed.")
 
@@ -46,7 +67,12 @@ class OperationView(Schema):
 
     id: str = Field(description="Id of the operation: that of its first part.", examples=[_EXAMPLE])
     kind: OperationKindView = Field(description="The change that it makes to each item.")
-    group: str | None = Field(None, description="Consumer group of the dead letters.")
+    group: str | None = Field(
+        None, description="Consumer group of the dead letters. Missing for timers."
+    )
+    topic: str | None = Field(
+        None, description="Topic of the timers. Missing for all topics, and for dead letters."
+    )
     state: OperationStateView = Field(
         description="RUNNING while one part runs, or while a broker group that may have a part is"
         " `unreachable`. FAILED or CANCELLED if one part is."
@@ -58,15 +84,14 @@ class OperationView(Schema):
     )
     total: int = Field(description="Items that matched when it began.")
     done: int = Field(description="Items that it has changed.")
+    failed: int = Field(description="Items that match and that it could not change.")
     skipped: int | None = Field(
         None,
-        description="Of a finished operation: items that it did not change. Another call has"
-        " changed them, or retention has removed them. A replay also skips dead letters of a"
-        " deleted topic, without a body, or too large for a segment. They stay open.",
+        description="Of a finished operation: items that were changed by another call, delivered"
+        " or removed before it looked at them.",
     )
-    failed: int | None = Field(None, description="Items with an error. Missing if none.")
-    errors: list[str] | None = Field(
-        None, description="Why items could not be changed: the first 100. Missing if none."
+    errors: list[OperationErrorView] | None = Field(
+        None, description="The first 100 items that it could not change. Missing: none."
     )
     rate_per_second: int | None = Field(
         None, description="Maximum number of items per second. Missing without a limit."

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import Brokers
-from tidemill.common.errors import BadRequest, BrokerGroupNotFound, MessageNotFound
+from tidemill.admin.messages.item_ids import split_item_id
+from tidemill.common.errors import BrokerGroupNotFound, MessageNotFound
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
-
-OFFSET_MAX: Final = 2**63 - 1
 
 
 class LetterId(NamedTuple):
@@ -31,9 +30,4 @@ async def read_letter(cluster: Brokers, group: str, one: LetterId) -> pb.GetDead
 
 def parse_letter_id(text: str) -> LetterId:
     """Return the broker group and the offset of an id. Raises BadRequest."""
-    broker, _, offset = text.rpartition(":")
-    if not broker or not offset.isascii() or not offset.isdecimal() or int(offset) > OFFSET_MAX:
-        raise BadRequest(
-            f"the id of a dead letter is BROKER:OFFSET, as a list shows it, not {text}"
-        )
-    return LetterId(broker, int(offset))
+    return LetterId(*split_item_id(text, "a dead letter is BROKER:OFFSET"))

@@ -8,6 +8,8 @@ from typing import NamedTuple
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.json.operations import (
+    ERRORS_MAX,
+    OperationErrorView,
     OperationKindView,
     OperationPartView,
     OperationStateView,
@@ -16,8 +18,11 @@ from tidemill.admin.json.operations import (
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 _KINDS = {
-    pb.DEAD_LETTER_ACTION_REPLAY: OperationKindView.REPLAY_DEAD_LETTERS,
-    pb.DEAD_LETTER_ACTION_DISCARD: OperationKindView.DISCARD_DEAD_LETTERS,
+    pb.OPERATION_KIND_REPLAY: OperationKindView.REPLAY_DEAD_LETTERS,
+    pb.OPERATION_KIND_DISCARD: OperationKindView.DISCARD_DEAD_LETTERS,
+    pb.OPERATION_KIND_CANCEL_TIMERS: OperationKindView.CANCEL_TIMERS,
+    pb.OPERATION_KIND_RESCHEDULE_TIMERS: OperationKindView.RESCHEDULE_TIMERS,
+    pb.OPERATION_KIND_FIRE_TIMERS: OperationKindView.FIRE_TIMERS,
 }
 
 
@@ -84,23 +89,34 @@ def operation_of(parts: list[OperationPart], unreachable: Sequence[str] = ()) ->
     is_running = state is OperationStateView.RUNNING
     total = sum(part.total for part in shown)
     done = sum(part.done for part in shown)
+    failed = sum(part.failed for part in shown)
+    errors = [
+        OperationErrorView(id=f"{part.broker}:{one.item}", outcome=one.outcome)
+        for part in parts
+        for one in part.operation.failures
+    ][:ERRORS_MAX]
     rate = sum(part.operation.rate_per_s for part in parts)
     left = [
-        (part.operation.total - part.operation.done) * 1_000 // part.operation.rate_per_s
+        (part.operation.total - part.operation.done - part.operation.failed)
+        * 1_000
+        // part.operation.rate_per_s
         for part in parts
         if part.operation.state == pb.OPERATION_STATE_RUNNING
     ]
     return OperationView(
         id=parts[0].id,
-        kind=_KINDS[first.action],
-        group=first.group,
+        kind=_KINDS[first.kind],
+        group=first.group or None,
+        topic=first.topic or None,
         state=state,
         by=first.requested_by,
         created_at_ms=first.created_at_ms,
         ended_at_ms=None if is_running else max(part.operation.ended_at_ms for part in parts),
         total=total,
         done=done,
-        skipped=max(total - done, 0) if state is OperationStateView.DONE else None,
+        failed=failed,
+        skipped=max(total - done - failed, 0) if state is OperationStateView.DONE else None,
+        errors=errors or None,
         rate_per_second=rate,
         eta_ms=max(0, *left) if left else None,
         brokers=shown,
@@ -118,6 +134,7 @@ def _part_of(part: OperationPart) -> OperationPartView:
         ),
         total=one.total,
         done=one.done,
+        failed=one.failed,
         ended_at_ms=one.ended_at_ms or None,
         error=one.error or None,
     )

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from hashlib import blake2s
 from http import HTTPStatus
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi import APIRouter, Response
 
 from tidemill.admin.audit.author import PUB, Author
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import UNREACHABLE_ERRORS, Brokers
-from tidemill.admin.http.problems import MEDIA_TYPE, PROBLEM_SCHEMA
-from tidemill.admin.http.request_access import READS, RequestAccess, access_of
+from tidemill.admin.http.request_access import READS, RequestAccess
 from tidemill.admin.json.dead_letters import (
     IDS_MAX,
     CopyTarget,
@@ -40,54 +37,19 @@ from tidemill.admin.routes import (
     SendLimits,
 )
 from tidemill.admin.routes.dead_letters import LetterIdPath
-from tidemill.admin.routes.messages import IDEMPOTENCY_KEY, MessageRoute
+from tidemill.admin.routes.messages import MessageRoute
+from tidemill.admin.routes.operation_keys import KEY_MISMATCH, OperationKey
 from tidemill.common.errors import BadRequest, BrokerGroupNotFound, Conflict
 from tidemill.security.acl import Action, group_resource, topic_resource
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["dead letters"], route_class=MessageRoute)
 
-OPERATION_KEY: Final = re.compile("[!-~]{1,64}")
 _REPLAY, _DISCARD = pb.DEAD_LETTER_ACTION_REPLAY, pb.DEAD_LETTER_ACTION_DISCARD
 BEGUN: Final[dict[int | str, dict[str, Any]]] = {
     202: {"description": "An operation has begun.", "model": DeadLetterChangeView},
-    422: {
-        "description": "Another request has begun an operation with this `Idempotency-Key`: a"
-        " problem document of the type `idempotency-mismatch`. Nothing has begun.",
-        "content": {MEDIA_TYPE: {"schema": PROBLEM_SCHEMA}},
-    },
+    422: KEY_MISMATCH,
 }
-
-
-def operation_key_of(
-    request: Request,
-    header: Annotated[
-        str | None,
-        Header(
-            alias=IDEMPOTENCY_KEY,
-            description="Identifies the operation of a filter: 1 to 64 visible ASCII characters. A"
-            " repeated call by the same user returns the operation that the first one has begun.",
-            examples=["replay-17"],
-        ),
-    ] = None,
-) -> str | None:
-    """Return the key of the operation: of the header Idempotency-Key and the user.
-
-    The same header of another user is another key, so that no user learns of or joins the operation
-    of another user. Raises BadRequest.
-    """
-    count = len(request.headers.getlist(IDEMPOTENCY_KEY))
-    if count > 1:
-        raise BadRequest(f"the request has {count} headers {IDEMPOTENCY_KEY}; send one")
-    if header is not None and not OPERATION_KEY.fullmatch(header):
-        raise BadRequest("the header Idempotency-Key has 1 to 64 visible ASCII characters")
-    if header is None:
-        return None
-    text = f"{access_of(request).user_id} {header}"
-    return blake2s(text.encode(), digest_size=16).hexdigest()
-
-
-OperationKey = Annotated[str | None, Depends(operation_key_of)]
 
 
 @router.post(
@@ -119,7 +81,15 @@ async def replay_dead_letters(
         return await _settle(cluster, group, wanted, _REPLAY, author, caller, is_dry=dry_run)
     with_keys = access.allows_group(Action.SUB, group)
     view = await settle_matching(
-        cluster, group, wanted, _REPLAY, author, caller, key, is_dry=dry_run, with_keys=with_keys
+        cluster,
+        group,
+        wanted,
+        pb.OPERATION_KIND_REPLAY,
+        author,
+        caller,
+        key,
+        is_dry=dry_run,
+        with_keys=with_keys,
     )
     if view.operation is not None:
         response.status_code = HTTPStatus.ACCEPTED
@@ -151,7 +121,15 @@ async def discard_dead_letters(
         return await _settle(cluster, group, wanted, _DISCARD, author, caller, is_dry=dry_run)
     with_keys = access.allows_group(Action.SUB, group)
     view = await settle_matching(
-        cluster, group, wanted, _DISCARD, author, caller, key, is_dry=dry_run, with_keys=with_keys
+        cluster,
+        group,
+        wanted,
+        pb.OPERATION_KIND_DISCARD,
+        author,
+        caller,
+        key,
+        is_dry=dry_run,
+        with_keys=with_keys,
     )
     if view.operation is not None:
         response.status_code = HTTPStatus.ACCEPTED

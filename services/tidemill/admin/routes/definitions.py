@@ -27,7 +27,7 @@ from tidemill.admin.json.definitions import (
 )
 from tidemill.admin.json.operations import OperationKindView
 from tidemill.admin.routes import Access, Caller, Cluster, DryRun, SecurityItems
-from tidemill.admin.routes.dead_letter_changes import OperationKey
+from tidemill.admin.routes.operation_keys import OperationKey
 from tidemill.admin.routes.operations import Operations
 
 router = APIRouter(tags=["definitions"])

@@ -20,7 +20,7 @@ from tidemill.admin.http.rest_calls import RestCalls
 from tidemill.admin.json.operations import OperationKindView
 from tidemill.admin.json.support_bundles import SupportBundleRequest, SupportBundleView
 from tidemill.admin.routes import Access, Caller
-from tidemill.admin.routes.dead_letter_changes import OperationKey
+from tidemill.admin.routes.operation_keys import OperationKey
 from tidemill.admin.routes.operations import OperationId, Operations
 from tidemill.admin.routes.processes import All
 from tidemill.common.clock import SystemClock

@@ -22,6 +22,7 @@ from tidemill.broker.server.admin.operations import OperationAdmin
 from tidemill.broker.server.admin.relay import Relay
 from tidemill.broker.server.admin.security import SecurityAdmin
 from tidemill.broker.server.admin.storage import StorageAdmin
+from tidemill.broker.server.admin.timer_operations import TimerChangeAdmin
 from tidemill.broker.server.admin.timers import TimerAdmin
 from tidemill.broker.server.admin.topics import TopicAdmin
 from tidemill.broker.server.admin.transactions import TransactionAdmin
@@ -175,6 +176,7 @@ async def broker_server(
             ConsumerGroupAdmin(rounds),
             MessageAdmin(rounds, traffic),
             TimerAdmin(rounds),
+            TimerChangeAdmin(rounds),
             TransactionAdmin(rounds, producers),
             DedupAdmin(rounds),
             DeadLetterAdmin(rounds),

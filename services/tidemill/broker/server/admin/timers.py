@@ -12,6 +12,7 @@ from tidemill.broker.engine.timer.status import DueRange, TimerQuery, TimerState
 from tidemill.broker.server.admin.lookup import find_topic
 from tidemill.broker.server.round.rpc import in_round, read_in_round
 from tidemill.broker.server.wire.audit_facts import audited, timer_facts
+from tidemill.broker.server.wire.timers import timer_message
 from tidemill.common.errors import BadRequest, MessageNotFound
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -41,7 +42,7 @@ class TimerAdmin:
             pass
         last_due_ms, last_timer_id = search.last
         return pb.ListTimersReply(
-            timers=[_timer(status) for status in search.found],
+            timers=[timer_message(status) for status in search.found],
             has_more=search.has_more,
             last_due_ms=last_due_ms,
             last_timer_id=last_timer_id,
@@ -107,7 +108,7 @@ class TimerAdmin:
 
     async def GetTimer(self, request: pb.GetTimerRequest) -> pb.Timer:
         """Return one timer, even if it was delivered, cancelled or dropped."""
-        return _timer(
+        return timer_message(
             await read_in_round(
                 self._rounds,
                 lambda engine, _turn: engine.timers.commands.status(TimerId(request.timer_id)),
@@ -137,7 +138,7 @@ class TimerAdmin:
                 due_at_ms=status.due_at_ms,
                 by=request.requested_by,
             )
-        return _timer(status)
+        return timer_message(status)
 
     async def RescheduleTimer(self, request: pb.RescheduleTimerRequest) -> pb.Timer:
         """Change the due time of a pending timer."""
@@ -168,7 +169,7 @@ class TimerAdmin:
             old_due_at_ms=old_due_at_ms,
             by=request.requested_by,
         )
-        return _timer(status)
+        return timer_message(status)
 
     async def FireTimer(self, request: pb.FireTimerRequest) -> pb.Timer:
         """Deliver the message of a pending timer now."""
@@ -185,7 +186,7 @@ class TimerAdmin:
         log.info(
             "timer fired", timer_id=status.timer_id, topic=status.topic, by=request.requested_by
         )
-        return _timer(status)
+        return timer_message(status)
 
 
 def _facts_of(engine: Engine, timer_id: TimerId) -> dict[str, Any]:
@@ -207,18 +208,3 @@ def _query(engine: Engine, request: pb.ListTimersRequest) -> TimerQuery:
     if request.HasField("after_due_ms"):
         query = query._replace(after=(request.after_due_ms, request.after_timer_id))
     return query
-
-
-def _timer(status: TimerStatus) -> pb.Timer:
-    return pb.Timer(
-        timer_id=status.timer_id,
-        state=pb.TIMER_STATE_QUARANTINED
-        if status.is_quarantined
-        else pb.TimerState.ValueType(status.state.value),
-        topic=status.topic,
-        queue_id=status.queue_id,
-        due_at_ms=status.due_at_ms,
-        scheduled_at_ms=status.scheduled_at_ms,
-        size=status.size,
-        head=status.head,
-    )
