@@ -18,6 +18,14 @@ from tidemill.cli.rest import (
     warn_unreachable,
     without_namespace,
 )
+from tidemill.cli.timer_changes import (
+    CANCEL,
+    FIRE,
+    RESCHEDULE,
+    TimerSelection,
+    change_timers,
+    ids_of,
+)
 from tidemill.common.clock import SystemClock
 from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.prompts import confirm, fail
@@ -39,6 +47,52 @@ TimerId = Annotated[
         callback=without_namespace,
     ),
 ]
+
+
+def _without_namespace(context: typer.Context, value: list[str] | None) -> list[str] | None:
+    return without_namespace(context, value) if value else value
+
+
+TimerIds = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="TIMER",
+        help="Number of the timer, or up to 1,000 ids such as broker-0:17.",
+        callback=_without_namespace,
+    ),
+]
+FilterTopic = Annotated[
+    str | None,
+    typer.Option(
+        "--topic",
+        help="All pending timers of this topic.",
+        callback=in_namespace,
+        autocompletion=complete_topic,
+    ),
+]
+FilterKey = Annotated[
+    str | None, typer.Option("--key", help="All pending timers with this message key.")
+]
+FilterTag = Annotated[str | None, typer.Option("--tag", help="Only messages with this tag.")]
+FilterFrom = Annotated[
+    str | None, typer.Option("--from", metavar=INSTANT, help="Only timers due at or after it.")
+]
+FilterTo = Annotated[
+    str | None, typer.Option("--to", metavar=INSTANT, help="Only timers due before it.")
+]
+MaxCount = Annotated[
+    int | None,
+    typer.Option(
+        "--max",
+        min=1,
+        max=1_000_000,
+        help="Change nothing if more timers match. Default: as many as the dry run finds.",
+    ),
+]
+Rate = Annotated[
+    int | None, typer.Option(min=1, max=10_000, help="Most timers per second. Default: 5,000.")
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait for the end of the operation.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -122,17 +176,34 @@ def _state(shown: Json) -> str:
 @app.command("cancel")
 def cancel_timer(
     context: typer.Context,
-    timer: TimerId,
+    timers: TimerIds = None,
     broker: Broker = None,
+    topic: FilterTopic = None,
+    key: FilterKey = None,
+    tag: FilterTag = None,
+    due_from: FilterFrom = None,
+    due_to: FilterTo = None,
+    max_count: MaxCount = None,
+    rate: Rate = None,
+    waits: Wait = False,
     is_dry: DryRun = False,
     is_sure: Yes = False,
 ) -> None:
-    """Cancel a delayed message: it is never delivered.
+    """Cancel delayed messages: they are never delivered.
 
-    A repeated cancel succeeds. A cancel after the delivery is an error.
+    A repeated cancel succeeds. A cancel after the delivery is an error. With --topic or --key, an
+    operation cancels all pending timers that match, in the background.
 
-    Example: tidemill timer cancel 17
+    Examples:
+    * `tidemill timer cancel 17`
+    * `tidemill timer cancel broker-0:17 broker-0:18 --yes`
+    * `tidemill timer cancel --topic orders --from 2027-01-01 --to 2027-01-02 --dry-run`
     """
+    wanted = _filter(topic, key, tag, due_from, due_to)
+    timer, chosen = _selected(timers, broker, wanted, max_count, rate, waits)
+    if timer is None:
+        change_timers(context, CANCEL, chosen, {}, is_dry=is_dry, is_sure=is_sure)
+        return
     path = f"/timers/{timer}:cancel"
     if not is_dry:
         check_is_sure("timer cancel", is_sure=is_sure)
@@ -144,6 +215,44 @@ def cancel_timer(
         confirm(f"Cancel timer {timer}: {_message_of(planned)}? It is never delivered then.")
     cancelled = call(context, "POST", path, query=_at(broker))
     say(context, cancelled, f"timer {timer} is cancelled")
+
+
+def _single(timers: list[str] | None, chosen: TimerSelection) -> int | None:
+    """Return the number of a single timer; None for ids with a broker group, and for a filter."""
+    if not timers or len(timers) > 1 or not timers[0].isascii() or not timers[0].isdecimal():
+        return None
+    chosen._replace(ids=timers).check()
+    return int(timers[0])
+
+
+def _selected(
+    timers: list[str] | None,
+    broker: str | None,
+    wanted: dict[str, Json],
+    max_count: int | None,
+    rate: int | None,
+    waits: bool,  # as the command has it
+) -> tuple[int | None, TimerSelection]:
+    """Return the number of a single timer, or the timers of a bulk change."""
+    chosen = TimerSelection([], wanted, max_count, rate, waits)
+    timer = _single(timers, chosen)
+    if timer is None:
+        chosen = chosen._replace(ids=ids_of(timers or [], broker))
+        chosen.check()
+    return timer, chosen
+
+
+def _filter(
+    topic: str | None, key: str | None, tag: str | None, due_from: str | None, due_to: str | None
+) -> dict[str, Json]:
+    fields = {
+        "topic": topic,
+        "key": key,
+        "tag": tag,
+        "dueFromMs": None if due_from is None else instant_ms(due_from),
+        "dueToMs": None if due_to is None else instant_ms(due_to),
+    }
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _at(broker: str | None) -> dict[str, str]:
@@ -160,44 +269,91 @@ def _message_of(timer: Json) -> str:
 @app.command("reschedule")
 def reschedule_timer(
     context: typer.Context,
-    timer: TimerId,
+    timers: TimerIds = None,
     at: Annotated[
         str | None, typer.Option(metavar=INSTANT, help="Deliver at this time, not earlier.")
     ] = None,
     delay: Annotated[
         str | None, typer.Option(metavar=DURATION, help="Delay from now, such as 1h30m.")
     ] = None,
+    later: Annotated[
+        str | None, typer.Option(metavar=DURATION, help="Later than each timer is due now.")
+    ] = None,
+    earlier: Annotated[
+        str | None, typer.Option(metavar=DURATION, help="Earlier than each timer is due now.")
+    ] = None,
+    spread: Annotated[
+        str | None, typer.Option(metavar=DURATION, help="Spread the due times over this time.")
+    ] = None,
     expect: Annotated[
         str | None,
         typer.Option(
             metavar=INSTANT,
-            help="Fail if the timer is due at another time, because somebody has moved it.",
+            help="Of a single timer: fail if it is due at another time, because somebody has moved"
+            " it.",
         ),
     ] = None,
     broker: Broker = None,
+    topic: FilterTopic = None,
+    key: FilterKey = None,
+    tag: FilterTag = None,
+    due_from: FilterFrom = None,
+    due_to: FilterTo = None,
+    max_count: MaxCount = None,
+    rate: Rate = None,
+    waits: Wait = False,
     is_dry: DryRun = False,
     is_sure: Yes = False,
 ) -> None:
-    """Deliver a delayed message at another time, earlier or later.
+    """Deliver delayed messages at another time, earlier or later.
+
+    With --topic or --key, an operation moves all pending timers that match, in the background.
 
     Examples:
     * `tidemill timer reschedule 17 --delay 10m`
     * `tidemill timer reschedule 17 --at 2027-01-01T08:00:00Z --expect 2026-12-31T08:00:00Z`
+    * `tidemill timer reschedule --topic orders --later 10m --spread 1m`
     """
-    if (at is None) == (delay is None):
-        raise typer.BadParameter("give either --at or --delay")
+    if sum(one is not None for one in (at, delay, later, earlier)) != 1:
+        raise typer.BadParameter("give one of --at, --delay, --later and --earlier")
+    wanted = _filter(topic, key, tag, due_from, due_to)
+    timer, chosen = _selected(timers, broker, wanted, max_count, rate, waits)
     fields = {
         "dueAtMs": None if at is None else instant_ms(at),
         "delayMs": None if delay is None else duration_ms(delay),
-        "expectedDueAtMs": None if expect is None else instant_ms(expect),
     }
+    if timer is not None and later is None and earlier is None and spread is None:
+        fields["expectedDueAtMs"] = None if expect is None else instant_ms(expect)
+        given = {name: value for name, value in fields.items() if value is not None}
+        when = f"at {utc(given['dueAtMs'])}" if "dueAtMs" in given else f"{delay} from now"
+        _reschedule_one(context, timer, given, when, broker, is_dry=is_dry, is_sure=is_sure)
+        return
+    if expect is not None:
+        raise typer.BadParameter("--expect needs a single timer with --at or --delay")
+    if later is not None or earlier is not None:
+        fields["shiftMs"] = duration_ms(later) if later is not None else -duration_ms(earlier or "")
+    fields["spreadMs"] = None if spread is None else duration_ms(spread)
     given = {name: value for name, value in fields.items() if value is not None}
+    if timer is not None:
+        chosen = chosen._replace(ids=ids_of(timers or [], broker))
+    change_timers(context, RESCHEDULE, chosen, given, is_dry=is_dry, is_sure=is_sure)
+
+
+def _reschedule_one(
+    context: typer.Context,
+    timer: int,
+    given: dict[str, int],
+    when: str,
+    broker: str | None,
+    *,
+    is_dry: bool,
+    is_sure: bool,
+) -> None:
     path = f"/timers/{timer}:reschedule"
     if not is_dry:
         check_is_sure("timer reschedule", is_sure=is_sure)
     if is_dry or not is_sure:
         planned = _pending(context, timer, broker)
-        when = f"at {utc(given['dueAtMs'])}" if "dueAtMs" in given else f"{delay} from now"
         if is_dry:
             say(context, planned, f"timer {timer} would be due {when}: {_message_of(planned)}")
             return
@@ -209,17 +365,32 @@ def reschedule_timer(
 @app.command("fire")
 def fire_timer(
     context: typer.Context,
-    timer: TimerId,
+    timers: TimerIds = None,
     broker: Broker = None,
+    topic: FilterTopic = None,
+    key: FilterKey = None,
+    tag: FilterTag = None,
+    due_from: FilterFrom = None,
+    due_to: FilterTo = None,
+    max_count: MaxCount = None,
+    rate: Rate = None,
+    waits: Wait = False,
     is_dry: DryRun = False,
     is_sure: Yes = False,
 ) -> None:
-    """Deliver a delayed message now.
+    """Deliver delayed messages now.
+
+    With --topic or --key, an operation delivers all pending timers that match, in the background.
 
     Examples:
     * `tidemill timer fire 17 --dry-run`
-    * `tidemill timer fire 17`
+    * `tidemill timer fire --key order-17 --rate 100`
     """
+    wanted = _filter(topic, key, tag, due_from, due_to)
+    timer, chosen = _selected(timers, broker, wanted, max_count, rate, waits)
+    if timer is None:
+        change_timers(context, FIRE, chosen, {}, is_dry=is_dry, is_sure=is_sure)
+        return
     if not is_dry:
         check_is_sure("timer fire", is_sure=is_sure)
     if is_dry or not is_sure:
