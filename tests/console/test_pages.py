@@ -21,6 +21,8 @@ PATHS = {
     "overview": "/ui/overview",
     "topics": "/ui/topics",
     "topic": "/ui/topics/orders",
+    "topic-table": "/ui/topics/orders?view=table&range=24h",
+    "tail": "/ui/topics/orders/tail",
     "purge": "/ui/topics/orders/purge",
     "change": "/ui/topics/orders/set",
     "send": "/ui/topics/orders/send",
@@ -145,9 +147,34 @@ def test_a_group_is_paused_and_resumed(visitor: Visitor, world: ConsoleWorld) ->
     assert "paused" not in world.running.get("groups/paused")
 
 
+def test_a_topic_is_tailed_by_its_tag(visitor: Visitor, world: ConsoleWorld) -> None:
+    with visitor.page("/ui/topics/tailed/tail") as page:
+        page.get_by_label("Tag").fill("paid")
+        page.get_by_role("button", name="Show").click()
+        page.locator(LIVE).wait_for()
+        world.send("tailed", "another", tag="open")
+        world.send("tailed", f"wanted {MARKUP}", tag="paid")
+        page.get_by_role("cell", name=f"wanted {MARKUP}").wait_for()
+        assert page.get_by_role("cell", name="another").count() == 0
+        page.get_by_role("link", name="Pause").click()
+        page.get_by_role("link", name="Continue").wait_for()
+        assert page.locator(LIVE).count() == 0
+        assert "tag=paid" in page.url
+
+
+def test_a_chart_has_a_table_and_a_range(visitor: Visitor, world: ConsoleWorld) -> None:
+    world.send("orders", "counted")
+    with visitor.page("/ui/topics/orders") as page:
+        page.get_by_role("img", name="Messages per second").wait_for(timeout=60_000)
+        page.get_by_role("link", name="24h").click()
+        page.get_by_role("link", name="table").click()
+        page.get_by_role("columnheader", name="Acked/s").wait_for()
+        assert "range=24h" in page.url
+
+
 def test_a_locked_queue_is_unlocked(visitor: Visitor) -> None:
     with visitor.page("/ui/groups/booking") as page:
-        page.get_by_role("link", name="Unlock...").last.click()
+        page.get_by_role("link", name="Unlock... queue 0 of ledger").click()
         page.get_by_role("button", name="Unlock the queue for booking").click()
         page.get_by_role("heading", name="Unlock a queue of booking: done").wait_for()
 

@@ -52,6 +52,7 @@ def filled_world(running: Standalone) -> ConsoleWorld:
     """Fill a standalone with data."""
     world = ConsoleWorld(running)
     running.put("topics/orders", queues=4)
+    running.put("topics/tailed", queues=4)
     running.put("topics/payments", messageType="DELAY")
     for number in range(STORED):
         world.send("orders", f"{MARKUP} {number}", keys=[f"order-{number}"], tag="new")

@@ -283,6 +283,9 @@ def test_with_users_pages_need_a_login_and_show_what_the_user_may_see(tmp_path: 
         refused = browser.get(f"{ui}/topics/hidden")
         assert refused.status_code == 403
         assert "may not" in refused.text
+        page = browser.get(f"{ui}/topics/orders").text
+        assert "needs Delete on Topic:orders" in page
+        assert f"{urlsplit(ui).path}/topics/orders/delete" not in page
         deletion = performed(browser, f"{ui}/topics/orders/delete")
         assert deletion.status_code == 403
         assert "/ui/login" in str(sent(browser, f"{ui}/logout").url)

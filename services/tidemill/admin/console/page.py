@@ -81,7 +81,7 @@ async def show(request: Request, page: Page) -> Response:
 
     async def values() -> tuple[str, Values]:
         call = PageCall(api, request.path_params, request.query_params)
-        return page.template, {**await page.load(call), "is_live": page.is_live}
+        return page.template, {"is_live": page.is_live, **await page.load(call)}
 
     return await answer(request, api, values)
 
@@ -106,7 +106,8 @@ async def answer(
         if problem.status is HTTPStatus.UNAUTHORIZED:
             return RedirectResponse(_login_of(request), HTTPStatus.SEE_OTHER)
         template, found, status = "problem", {"problem": problem, "is_live": False}, problem.status
-    response = html(request, template, {**found, "session": session}, status)
+    links = request.app.state.action_links.of(api.access)
+    response = html(request, template, {**found, **links, "session": session}, status)
     if renewed is not None:
         response.headers["Set-Cookie"] = renewed.decode()
     return response

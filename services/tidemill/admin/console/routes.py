@@ -15,6 +15,7 @@ from fastapi.responses import RedirectResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.routing import compile_path
 
+from tidemill.admin.console.action_links import ActionLinks
 from tidemill.admin.console.actions import PageAction, perform, show_form
 from tidemill.admin.console.forms import InvalidField, read_form
 from tidemill.admin.console.page import (
@@ -39,6 +40,7 @@ from tidemill.admin.console.pages import (
     overview,
     processes,
     security,
+    tail,
     timers,
     topics,
 )
@@ -53,6 +55,7 @@ HOME: Final = "/overview"  # the page behind /ui/
 PAGES: Final[tuple[Page, ...]] = (
     *overview.PAGES,
     *topics.PAGES,
+    *tail.PAGES,
     *groups.PAGES,
     *dead_letters.PAGES,
     *timers.PAGES,
@@ -81,6 +84,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 def add_console(app: FastAPI) -> None:
     """Serve the console below `/ui/`. `/` redirects there."""
     results, views = Results(), app.state.live_views
+    app.state.action_links = ActionLinks(ACTIONS)
     # Names of files change with their versions or their content is small, so browsers ask again.
     app.mount(FILES, StaticFiles(packages=[("tidemill.admin.console", "static")]), name="console")
 
@@ -239,7 +243,8 @@ async def _stream(views: LiveViews, request: Request) -> Response:
 
     async def render() -> str:
         values = await page.load(PageCall(api, path, query))
-        return render_block(page.template, "live", {**values, "root": ROOT})
+        links = request.app.state.action_links.of(api.access)
+        return render_block(page.template, "live", {**values, **links, "root": ROOT})
 
     try:
         session = await api.get("/session")

@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from urllib.parse import urlencode
 
+from tidemill.admin.http.request_access import OPEN, RequestAccess
 from tidemill.admin.http.route_templates import PREFIX
 
 if TYPE_CHECKING:
@@ -60,6 +61,14 @@ class RestCalls:
     def __init__(self, api: ASGIApp, scope: Scope) -> None:
         self._api = api
         self._scope = scope
+        self._state: dict[str, Any] = {}  # that the access control fills
+
+    @property
+    def access(self) -> RequestAccess:
+        """The rights of the caller at its last call."""
+        access = self._state.get("access", OPEN)
+        assert isinstance(access, RequestAccess)
+        return access
 
     async def get(self, path: str, **query: str | int | bool | None) -> Document:
         """Read a document. Raises CallProblem."""
@@ -99,6 +108,7 @@ class RestCalls:
         scope = {
             **{key: self._scope.get(key) for key in ("client", "server", "scheme", "asgi")},
             "type": "http",
+            "state": self._state,
             "http_version": "1.1",
             "root_path": "",
             "method": method,

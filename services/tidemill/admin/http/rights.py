@@ -194,6 +194,21 @@ ROWS: Final[Mapping[str, RightsRow]] = {
 }
 
 
+def missing_right(access: RequestAccess, call: str, parameters: Mapping[str, str]) -> str:
+    """Return the right that a call needs and its caller lacks, such as `Update on Group:billing`.
+
+    "" if it lacks none, or if only the route of the call can tell.
+    """
+    row = ROWS.get(call, SUPER)
+    if not access.is_limited or (row.is_own_user and access.is_own(parameters.get("user", ""))):
+        return ""
+    for needed in row.needed:
+        resource = needed.resource_of(parameters)
+        if not access.allows(needed.actions, resource):
+            return f"{' or '.join(action.text for action in needed.actions)} on {resource}"
+    return "a super user" if row.is_super else ""
+
+
 async def check_rights(request: Request) -> None:
     """Check the row of the matched route. Raises Forbidden."""
     route = request.scope["route"]

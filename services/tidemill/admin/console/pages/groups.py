@@ -7,12 +7,14 @@ from typing import Final
 
 from tidemill.admin.console.actions import PageAction, Rows
 from tidemill.admin.console.forms import Field, FieldKind
+from tidemill.admin.console.history_charts import history_values, lag_sparklines
 from tidemill.admin.console.page import (
     NAME_ORDER,
     Page,
     PageCall,
     Values,
     order_of,
+    segment,
     unknown_reasons,
     url,
 )
@@ -46,6 +48,7 @@ async def load_groups(call: PageCall) -> Values:
     token = found.get("nextPageToken")
     return {
         "groups": found["groups"],
+        "sparklines": await lag_sparklines(call, found["groups"]),
         "unreachable": found.get("unreachable", []),
         "unknown": unknown_reasons(found["groups"]),
         "sampled_at_ms": found.get("sampledAtMs"),
@@ -75,6 +78,7 @@ async def load_group(call: PageCall) -> Values:
         "consumers": clients["clients"],
         "has_more_consumers": "nextPageToken" in clients,
         "unreachable": sorted({broker for brokers in lacking for broker in brokers}),
+        **await history_values(call, f"group:{name}", f"/groups/{segment(name)}"),
     }
 
 

@@ -7,12 +7,14 @@ from typing import Final
 
 from tidemill.admin.console.actions import PageAction, Rows
 from tidemill.admin.console.forms import Field, FieldKind
+from tidemill.admin.console.history_charts import history_values
 from tidemill.admin.console.page import (
     NAME_ORDER,
     Page,
     PageCall,
     Values,
     order_of,
+    segment,
     unknown_reasons,
     url,
 )
@@ -63,12 +65,14 @@ async def load_topics(call: PageCall) -> Values:
 
 async def load_topic(call: PageCall) -> Values:
     """Read a topic with its queues."""
-    topic = await call.api.get(f"/topics/{call.path['topic']}")
+    name = call.path["topic"]
+    topic = await call.api.get(f"/topics/{name}")
     queues = topic["queueStatus"]
     return {
         "topic": topic,
         "unreachable": topic.get("unreachable", []),
         "messages": sum(queue["maxOffset"] - queue["minOffset"] for queue in queues),
+        **await history_values(call, f"topic:{name}", f"/topics/{segment(name)}"),
     }
 
 
