@@ -543,10 +543,10 @@ def test_the_command_line_lists_the_newest_records(running: Standalone, world: W
     assert "tester at 127.0.0.1  Create  Topic:listed  ok" in row
     assert row.rstrip().endswith("messageType NORMAL, queues 2")
     found = json.loads(
-        tidemill(running, "audit", "list", "--resource=Topic:listed", "--json").stdout
+        tidemill(running, "audit", "list", "--resource=Topic:listed", "-o", "json").stdout
     )
     assert [one["resource"] for one in found] == ["Topic:listed"]
-    unknown = tidemill(running, "audit", "list", "--resource", "Topic:unknown", "--json")
+    unknown = tidemill(running, "audit", "list", "--resource", "Topic:unknown", "-o", "json")
     assert unknown.stdout == "[]\n"
 
 

@@ -102,7 +102,9 @@ def test_a_refused_change_refuses_the_whole_file(running: Standalone) -> None:
         assert "topic orders: " in refused.json()["detail"]
         assert http.get("/topics/new").status_code == 404
         wrong = http.post("/definitions:apply", json={"topics": [{"name": "a b"}]})
-        assert wrong.status_code == 400
+        assert wrong.status_code == 409
+        strange = http.post("/definitions:apply", json={"roles": [{"name": "", "entries": []}]})
+        assert strange.status_code == 409
         unknown = http.post("/definitions:apply", json={"topics": [{"name": "a", "queue": 5}]})
         assert "did you mean 'queues'?" in unknown.json()["detail"]
 

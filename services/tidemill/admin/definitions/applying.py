@@ -11,7 +11,7 @@ from tidemill.admin.cluster.own_operations import OwnOperation
 from tidemill.admin.definitions.plan import PlannedChange
 from tidemill.admin.http.rest_calls import CallProblem, Document, RestCalls
 from tidemill.admin.json.definitions import DefinitionAction, DefinitionChangeView, DefinitionKind
-from tidemill.common.errors import BadRequest, Conflict, Forbidden, RequestError
+from tidemill.common.errors import Conflict, Forbidden, RequestError
 
 AT_ONCE: Final = 8  # dry runs
 SHOWN_MAX: Final = 5  # refused changes in an error
@@ -25,7 +25,7 @@ async def checked_changes(
 ) -> list[DefinitionChangeView]:
     """Return all changes after their dry runs.
 
-    Raises Forbidden, Conflict or BadRequest with the first SHOWN_MAX refused ones.
+    Raises Forbidden or Conflict with the first SHOWN_MAX refused ones.
     """
     slots = asyncio.Semaphore(AT_ONCE)
     made = _Made(changes)
@@ -125,6 +125,4 @@ def _refusal(refused: list[tuple[PlannedChange, CallProblem]]) -> RequestError:
         shown.append(f"and {len(refused) - SHOWN_MAX} more")
     text = f"{len(refused)} changes are refused, so nothing has changed: {'; '.join(shown)}"
     statuses = {problem.status for _, problem in refused}
-    if HTTPStatus.FORBIDDEN in statuses:
-        return Forbidden(text)
-    return BadRequest(text) if HTTPStatus.BAD_REQUEST in statuses else Conflict(text)
+    return Forbidden(text) if HTTPStatus.FORBIDDEN in statuses else Conflict(text)

@@ -109,6 +109,8 @@ def _puts(
         if name in seen:
             raise Conflict(f"the file defines the {type_.kind} {name} twice; keep one of them")
         seen.add(name)
+        if not name or ("/" in name and type_.kind is not DefinitionKind.QUOTA):
+            raise Conflict(f"the file has a {type_.kind} with the name {name!r}, which has no path")
         given = _settings(one)
         if name not in known:
             yield PlannedChange(type_, name, DefinitionAction.CREATE, given, None)

@@ -55,14 +55,14 @@ class TimerFilterView(Schema):
         description="Topic of the messages. Without a topic, the caller needs its right on all"
         " topics.",
         examples=["payments"],
-        json_schema_extra={"minLength": 1},
+        min_length=1,
     )
     key: Text | None = Field(
         None,
         max_length=255,
         description="Key of the messages. Needs Sub on the topic, too. Only timers among the newest"
         " 10,000 messages with this key match.",
-        json_schema_extra={"minLength": 1},
+        min_length=1,
     )
     tag: Text | None = Field(None, max_length=255, description="Tag of the messages.")
     due_from_ms: StrictInt | None = Field(

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from tidemill.broker.engine.layout.record import UnknownRecord
-from tidemill.common.errors import BadRequest
+from tidemill.common.errors import BadRequest, Conflict
 
 DEDUP_LEVEL: Final = 4  # feature level of dedup keys
 WINDOW_MS_MIN: Final = 1_000
@@ -42,19 +42,17 @@ class DedupPolicy:
     memory_bytes: int | None = None  # own share per broker group; None: topics share the rest
 
     def check(self, *, max_delay_ms: int, memory_bytes_max: int) -> None:
-        """Raise BadRequest if a value is outside of its bounds."""
+        """Raise BadRequest for a value outside of its bounds, and Conflict if two do not fit."""
         if not WINDOW_MS_MIN <= self.window_ms <= WINDOW_MS_MAX:
             raise BadRequest(
                 f"windowMs (--dedup-window) of a deduplication is {WINDOW_MS_MIN} to"
                 f" {WINDOW_MS_MAX} ms, not {self.window_ms}"
             )
         if self.mode is DedupMode.FIRST and self.max_wait_ms is not None:
-            raise BadRequest(
-                "maxWaitMs (--dedup-max-wait) of a deduplication needs the mode replace"
-            )
+            raise Conflict("maxWaitMs (--dedup-max-wait) of a deduplication needs the mode replace")
         if self.mode is DedupMode.REPLACE:
             if self.max_wait_ms is None:
-                raise BadRequest(
+                raise Conflict(
                     "a deduplication with the mode replace needs maxWaitMs (--dedup-max-wait)"
                 )
             if not MAX_WAIT_MS_MIN <= self.max_wait_ms <= max_delay_ms:
