@@ -1,8 +1,9 @@
-"""`create` of an object that exists: an equal one is a success, another one is not."""
+"""`create` and `set` of objects: compare the given settings with the present ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 
 import typer
 
@@ -16,7 +17,7 @@ def say_exists(
     context: typer.Context, noun: str, name: str, known: Json, given: Mapping[str, Json]
 ) -> None:
     """Say that an object exists. Ends the command if a given setting differs."""
-    if different := list(_differences(known, given)):
+    if different := [setting for setting, _, _ in _differences(known, given)]:
         fail(
             f"{noun} {name} exists with another {', '.join(different)}; change it by `tidemill"
             f" {noun} set {name}`",
@@ -25,14 +26,30 @@ def say_exists(
     say(context, known | {"isNew": False}, f"{noun} {name}: exists already, unchanged")
 
 
-def _differences(known: Json, given: Mapping[str, Json]) -> list[str]:
-    """Return the given settings that differ. A missing setting is null: its default."""
-    found = []
+def say_plan(
+    context: typer.Context, noun: str, name: str, known: Json, given: Mapping[str, Json]
+) -> None:
+    """Print the result of a dry run. `known` is None if the object would be new."""
+    changes = [
+        f"{setting} {_text(new)}" if known is None else f"{setting} {_text(old)} -> {_text(new)}"
+        for setting, old, new in _differences(known or {}, given)
+    ]
+    answer = {"dryRun": True, "isNew": known is None, "given": given}
+    verb = "created" if known is None else "changed" if changes else "unchanged"
+    detail = f": {', '.join(changes)}" if changes else ""
+    say(context, answer, f"{noun} {name} would be {verb}{detail}")
+
+
+def _differences(known: Json, given: Mapping[str, Json]) -> Iterator[tuple[str, Json, Json]]:
+    """Yield each given setting that differs, with both values. A missing one is its default."""
     for key, value in given.items():
-        other = known.get(key)
+        present = known.get(key)
         if isinstance(value, dict):
-            nested = _differences(other or {}, value)
-            found += [f"{key}.{each}" for each in nested]
-        elif value != other:
-            found.append(key)
-    return found
+            for nested, old, new in _differences(present or {}, value):
+                yield f"{key}.{nested}", old, new
+        elif value != present:
+            yield key, present, value
+
+
+def _text(value: Json) -> str:
+    return "default" if value is None else value if isinstance(value, str) else json.dumps(value)

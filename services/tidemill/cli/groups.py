@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tidemill.cli.equal_objects import say_exists
+from tidemill.cli.equal_objects import say_exists, say_plan
 from tidemill.cli.group_options import (
     STRICT_FACTOR,
     DeliveryOrder,
@@ -20,7 +20,7 @@ from tidemill.cli.group_options import (
 )
 from tidemill.cli.group_positions import reset_group, unlock_queue
 from tidemill.cli.group_show import retry_text, show_group
-from tidemill.cli.numbers import GroupSort, number, sort_of, warn_unknown
+from tidemill.cli.numbers import GroupPrefix, GroupSort, list_query, number, warn_unknown
 from tidemill.cli.rest import (
     call,
     call_pages,
@@ -50,7 +50,7 @@ app.command("reset")(reset_group)
 
 
 @app.command("list")
-def list_groups(context: typer.Context, sort: GroupSort = None) -> None:
+def list_groups(context: typer.Context, sort: GroupSort = None, prefix: GroupPrefix = None) -> None:
     """List consumer groups with their state, lag, consumers and dead letters.
 
     The numbers are up to 5 s old. An unknown number is shown as `?`. `tidemill group show` has the
@@ -58,9 +58,10 @@ def list_groups(context: typer.Context, sort: GroupSort = None) -> None:
 
     Examples:
     * `tidemill group list`
-    * `tidemill group list --sort=-lag`
+    * `tidemill group list --sort -lag`
     """
-    groups = call_pages(context, "/groups", "groups", **of_namespace(context), **sort_of(sort))
+    query = of_namespace(context) | list_query(sort, prefix)
+    groups = call_pages(context, "/groups", "groups", **query)
     now_ms = SystemClock().wall_ms()
     rows = [
         (
@@ -102,9 +103,7 @@ def create_group(
     if known is not None:
         say_exists(context, "group", name, known, given)
     elif is_dry:
-        planned = {"maxAttempts": "default", "deliveryOrder": "CONCURRENT"} | given
-        answer = {"dryRun": True, "isNew": True, "given": given}
-        say(context, answer, f"group {name} would be: {change_of(None, planned)}")
+        say_plan(context, "group", name, None, given)
     else:
         _put(context, name, given)
 
@@ -132,8 +131,7 @@ def set_group(
     given = _given(order, max_attempts, retry_ms, start_from, priority_factor)
     known = call(context, "GET", f"/groups/{segment(name)}")  # Ends the command if it is missing.
     if is_dry:
-        answer = {"dryRun": True, "isNew": False, "given": given}
-        say(context, answer, f"group {name} would be: {change_of(known, known | given)}")
+        say_plan(context, "group", name, known, given)
         return
     if max_attempts is not None and max_attempts < known["maxAttempts"]:
         check_is_sure("group set with fewer attempts", is_sure=is_sure)

@@ -6,7 +6,8 @@ from typing import Annotated, Final
 
 import typer
 
-from tidemill.cli.rest import PAGE_SIZE
+from tidemill.cli.completion_names import complete_group, complete_topic
+from tidemill.cli.rest import PAGE_SIZE, in_namespace
 from tidemill.common.prompts import warn
 from tidemill.common.rest_client import Json
 
@@ -21,6 +22,13 @@ TopicSort = Annotated[
         f" inPerSecond, outPerSecond, pendingTimers. Shows {PAGE_SIZE} topics. Default: all, by"
         " name.",
     ),
+]
+PREFIX_HELP: Final = "Only names that begin with this text. Default: all."
+TopicPrefix = Annotated[
+    str | None, typer.Option(callback=in_namespace, autocompletion=complete_topic, help=PREFIX_HELP)
+]
+GroupPrefix = Annotated[
+    str | None, typer.Option(callback=in_namespace, autocompletion=complete_group, help=PREFIX_HELP)
 ]
 GroupSort = Annotated[
     str | None,
@@ -42,9 +50,10 @@ def number(value: float | None) -> str:
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
-def sort_of(field: str | None) -> dict[str, str]:
-    """Return the query parameter of --sort."""
-    return {} if field is None else {"sort": field}
+def list_query(sort: str | None, prefix: str | None) -> dict[str, str]:
+    """Return the query parameters of --sort and --prefix."""
+    query = {"sort": sort, "prefix": prefix}
+    return {name: value for name, value in query.items() if value is not None}
 
 
 def warn_unknown(rows: list[Json]) -> None:

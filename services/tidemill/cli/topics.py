@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from tidemill.cli.completion_names import complete_topic
 from tidemill.cli.dedup_keys import (
     KeySource,
     MaxWait,
@@ -17,14 +15,13 @@ from tidemill.cli.dedup_keys import (
     dedup_body,
     show_dedup,
 )
-from tidemill.cli.equal_objects import say_exists
-from tidemill.cli.numbers import TopicSort, number, sort_of, warn_unknown
+from tidemill.cli.equal_objects import say_exists, say_plan
+from tidemill.cli.numbers import TopicPrefix, TopicSort, list_query, number, warn_unknown
 from tidemill.cli.rest import (
     call,
     call_pages,
     check_is_sure,
     has_several,
-    in_namespace,
     is_text,
     of_namespace,
     say,
@@ -35,116 +32,33 @@ from tidemill.cli.rest import (
     warn_unreachable,
 )
 from tidemill.cli.topic_copies import like
+from tidemill.cli.topic_options import (
+    CheckAttempts,
+    CheckPeriod,
+    DryRun,
+    FirstCheck,
+    Force,
+    Like,
+    Name,
+    Queues,
+    Retention,
+    RetentionAcked,
+    RetentionBytes,
+    Spread,
+    TopicTypeName,
+    Type,
+    Yes,
+    checks_body,
+    retention_body,
+)
 from tidemill.cli.topic_texts import change_text, checks_text, retention_text
 from tidemill.common.clock import SystemClock
 from tidemill.common.prompts import confirm, warn
 from tidemill.common.rest_client import Json
-from tidemill.common.sizes import SIZE, size_bytes
-from tidemill.common.times import DURATION, INSTANT, age, duration_ms, instant_ms
+from tidemill.common.times import INSTANT, age, duration_ms, instant_ms
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 
-FOREVER, DEFAULT = "forever", "default"  # values of --retention
-
 app = typer.Typer(no_args_is_help=True, help="Create, list, show and delete topics.")
-
-Name = Annotated[
-    str,
-    typer.Argument(help="Name of the topic.", callback=in_namespace, autocompletion=complete_topic),
-]
-Queues = Annotated[
-    int | None,
-    typer.Option(help="Number of queues, which bounds how far FIFO spreads; 8 by default."),
-]
-
-
-class TopicTypeName(StrEnum):
-    """Which messages a topic takes."""
-
-    NORMAL = "NORMAL"
-    FIFO = "FIFO"
-    DELAY = "DELAY"
-    TRANSACTION = "TRANSACTION"
-    PRIORITY = "PRIORITY"
-    LITE = "LITE"
-    MIXED = "MIXED"
-
-
-Type = Annotated[
-    TopicTypeName | None,
-    typer.Option(
-        "--type",
-        case_sensitive=False,
-        help="Messages it takes; a new topic is MIXED by default: NORMAL, FIFO and DELAY.",
-    ),
-]
-
-
-class Acked(StrEnum):
-    """What happens with messages that all consumer groups have settled."""
-
-    KEEP = "keep"
-    FREE = "free"
-
-
-Spread = Annotated[
-    str | None,
-    typer.Option(
-        metavar=DURATION,
-        help="Maximum extra delay of a delayed message if its second is full; 0s: none.",
-    ),
-]
-Retention = Annotated[
-    str | None,
-    typer.Option(
-        metavar=f"{DURATION}|{FOREVER}|{DEFAULT}",
-        help=f"Time to keep messages, 1m to 400d; {FOREVER}; {DEFAULT}: as the broker.",
-    ),
-]
-RetentionBytes = Annotated[
-    str | None,
-    typer.Option(
-        metavar=f"{SIZE}|{DEFAULT}",
-        help=f"Size of the messages to keep per broker group, from 1MiB; {DEFAULT}: no limit.",
-    ),
-]
-RetentionAcked = Annotated[
-    Acked | None,
-    typer.Option(
-        help="free: remove messages that all consumer groups have settled."
-        f" Default: {Acked.KEEP.value}."
-    ),
-]
-FirstCheck = Annotated[
-    str | None,
-    typer.Option(
-        metavar=DURATION, help="Time from a half message to its first check, 1s to 1h. Default: 6s."
-    ),
-]
-CheckPeriod = Annotated[
-    str | None,
-    typer.Option(
-        metavar=DURATION,
-        help="Time between two checks, and from the last one to the expiry, 1s to 1h."
-        " Default: 30s.",
-    ),
-]
-CheckAttempts = Annotated[
-    int | None,
-    typer.Option(min=1, max=100, help="Checks of a half message before it expires. Default: 15."),
-]
-Force = Annotated[
-    bool, typer.Option("--force", help="Change the type even of a topic with messages.")
-]
-Like = Annotated[
-    str | None,
-    typer.Option(
-        "--like",
-        metavar="TOPIC",
-        help="Take the settings of this topic, without its messages. Other options precede them.",
-        callback=in_namespace,
-        autocompletion=complete_topic,
-    ),
-]
 
 UNSERVED = {TopicTypeName.LITE}
 
@@ -156,6 +70,7 @@ def list_topics(
         bool, typer.Option("--system", help="Also the retry and dead-letter topics.")
     ] = False,
     sort: TopicSort = None,
+    prefix: TopicPrefix = None,
 ) -> None:
     """List topics with their messages, and with messages per second in and out.
 
@@ -163,9 +78,11 @@ def list_topics(
 
     Examples:
     * `tidemill topic list`
-    * `tidemill topic list --sort=-inPerSecond`
+    * `tidemill topic list --sort -bytes`
+    * `tidemill topic list --prefix orders. --sort -inPerSecond`
     """
-    query = {"includeSystem": str(is_system).lower(), **of_namespace(context), **sort_of(sort)}
+    query = {"includeSystem": str(is_system).lower(), **of_namespace(context)}
+    query |= list_query(sort, prefix)
     topics = call_pages(context, "/topics", "topics", **query)
     rows = [
         (
@@ -203,6 +120,7 @@ def create_topic(
     dedup_max_wait: MaxWait = None,
     dedup_memory: Memory = None,
     model: Like = None,
+    is_dry: DryRun = False,
 ) -> None:
     """Create a topic. If a topic with these settings exists, nothing changes.
 
@@ -219,8 +137,8 @@ def create_topic(
         "queues": queues,
         "deliverySpreadMs": None if delivery_spread is None else duration_ms(delivery_spread),
     }
-    body["retention"] = _retention_body(retention, retention_bytes, retention_acked)
-    body["transaction"] = _checks_body(first_check, check_period, check_attempts)
+    body["retention"] = retention_body(retention, retention_bytes, retention_acked)
+    body["transaction"] = checks_body(first_check, check_period, check_attempts)
     options = dedup_window, dedup_key_from, dedup_mode, dedup_max_wait, dedup_memory
     dedup = dedup_body(*options, is_on=False)
     given = _given(body, dedup)
@@ -229,6 +147,8 @@ def create_topic(
     known = call(context, "GET", f"/topics/{segment(name)}", may_miss=True)
     if known is not None:
         say_exists(context, "topic", name, known, given)
+    elif is_dry:
+        say_plan(context, "topic", name, None, given)
     else:
         _put(context, name, given)
 
@@ -252,6 +172,7 @@ def set_topic(
     dedup_max_wait: MaxWait = None,
     dedup_memory: Memory = None,
     is_forced: Force = False,
+    is_dry: DryRun = False,
 ) -> None:
     """Change a topic. Settings without an option stay.
 
@@ -263,20 +184,22 @@ def set_topic(
     * `tidemill topic set payments --first-check 30s --check-period 1m --check-attempts 20`
     * `tidemill topic set orders --dedup-window 10m --dedup-key-from property`
     """
-    is_on = False
-    if not name.startswith(DEAD_LETTER_TOPIC_PREFIX):  # Its group decides whether it may exist.
-        # Ends the command if it is missing.
-        is_on = "dedup" in call(context, "GET", f"/topics/{segment(name)}")
+    # The consumer group decides whether a dead-letter topic may exist.
+    may_miss = name.startswith(DEAD_LETTER_TOPIC_PREFIX)
+    known = call(context, "GET", f"/topics/{segment(name)}", may_miss=may_miss) or {}
     body: dict[str, Json] = {
         "messageType": kind.value if kind else None,
         "queues": queues,
         "deliverySpreadMs": None if delivery_spread is None else duration_ms(delivery_spread),
     }
-    body["retention"] = _retention_body(retention, retention_bytes, retention_acked)
-    body["transaction"] = _checks_body(first_check, check_period, check_attempts)
+    body["retention"] = retention_body(retention, retention_bytes, retention_acked)
+    body["transaction"] = checks_body(first_check, check_period, check_attempts)
     options = dedup_window, dedup_key_from, dedup_mode, dedup_max_wait, dedup_memory
-    dedup = dedup_body(*options, is_on=is_on)
+    dedup = dedup_body(*options, is_on="dedup" in known)
     given = _given(body, dedup)
+    if is_dry:
+        say_plan(context, "topic", name, known, given)
+        return
     if is_forced:
         given["force"] = True
     _put(context, name, given)
@@ -296,32 +219,6 @@ def _put(context: typer.Context, name: str, given: dict[str, Json]) -> None:
         warn(topic["warning"])
     if topic["messageType"] in UNSERVED:
         warn(f"{topic['messageType']} messages are not served yet; sending them is refused")
-
-
-def _retention_body(ms: str | None, size: str | None, acked: Acked | None) -> dict[str, Json]:
-    """Return the retention as REST expects it. null: the default of the broker."""
-    body: dict[str, Json] = {}
-    if ms is not None:
-        body["ms"] = {FOREVER: -1, DEFAULT: None}.get(ms, 0)
-        if ms not in {FOREVER, DEFAULT}:
-            body["ms"] = duration_ms(ms)
-    if size is not None:
-        body["bytes"] = None if size == DEFAULT else size_bytes(size)
-    if acked is not None:
-        body["acked"] = acked.value
-    return body
-
-
-def _checks_body(
-    first_check: str | None, period: str | None, attempts: int | None
-) -> dict[str, Json]:
-    """Return the given settings of the checks of half messages as REST expects them."""
-    body: dict[str, Json] = {
-        "firstCheckMs": None if first_check is None else duration_ms(first_check),
-        "periodMs": None if period is None else duration_ms(period),
-        "attempts": attempts,
-    }
-    return {key: value for key, value in body.items() if value is not None}
 
 
 @app.command("show")
@@ -382,12 +279,7 @@ def _show_levels(context: typer.Context, levels: list[Json]) -> None:
 
 @app.command("delete")
 def delete_topic(
-    context: typer.Context,
-    name: Name,
-    is_dry: Annotated[
-        bool, typer.Option("--dry-run", help="Show the effect and change nothing.")
-    ] = False,
-    is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    context: typer.Context, name: Name, is_dry: DryRun = False, is_sure: Yes = False
 ) -> None:
     """Delete a topic with its messages.
 
@@ -427,10 +319,8 @@ def purge_topic(
     with_retries: Annotated[
         bool, typer.Option("--retries", help="Also remove the retries of its messages.")
     ] = False,
-    is_dry: Annotated[
-        bool, typer.Option("--dry-run", help="Show the effect and change nothing.")
-    ] = False,
-    is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    is_dry: DryRun = False,
+    is_sure: Yes = False,
 ) -> None:
     """Remove the messages of a topic, read or not. Delayed messages stay.
 
@@ -460,13 +350,7 @@ def purge_topic(
 
 
 @app.command("spread")
-def spread_topic(
-    context: typer.Context,
-    name: Name,
-    is_dry: Annotated[
-        bool, typer.Option("--dry-run", help="Show the effect and change nothing.")
-    ] = False,
-) -> None:
+def spread_topic(context: typer.Context, name: Name, is_dry: DryRun = False) -> None:
     """Make all active broker groups owners of the dedup keys of a topic.
 
     Run it after a broker group has joined, or to take the keys of a draining one. Keys that move

@@ -62,7 +62,7 @@ def test_fewer_attempts_are_not_taken_without_a_yes(monkeypatch: pytest.MonkeyPa
     assert refused.exit_code != 0
     assert "--yes" in refused.output
     dry = run("group", "set", "billing", "--max-attempts", "1", "--dry-run")
-    assert "would be: changed: CONCURRENT, 17 -> 1 attempts" in dry.output
+    assert dry.output == "group billing would be changed: maxAttempts 17 -> 1\n"
     assert "PUT" not in rest.asked
     done = run("group", "set", "billing", "--max-attempts", "1", "--yes")
     assert done.output == "group billing: changed: CONCURRENT, 17 -> 1 attempts\n"
@@ -76,6 +76,29 @@ def test_a_missing_topic_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
     RestApi(monkeypatch, GET=before, PUT=TOPIC | {"isNew": False, "before": before})
     changed = run("topic", "set", "orders", "--queues=4").output
     assert "changed: FIFO, 2 -> 4 queues" in changed
+
+
+@pytest.mark.parametrize(
+    ("found", "line", "text"),
+    [
+        (None, "topic create a --queues=4", "created: queues 4"),
+        (None, "group create a --order=fifo", "created: deliveryOrder FIFO"),
+        (None, "group create a", "created"),
+        (TOPIC, "topic set a --queues=8", "changed: queues 4 -> 8"),
+        (TOPIC, "topic set a --retention=1m", "changed: retention.ms default -> 60000"),
+        (TOPIC, "topic set a --queues=4 --force", "unchanged"),
+        (GROUP, "group set a --max-attempts=17", "unchanged"),
+        (None, "topic set %DLQ%g --retention=forever", "changed: retention.ms default -> -1"),
+    ],
+)
+def test_a_dry_run_shows_the_difference(
+    monkeypatch: pytest.MonkeyPatch, found: Any, line: str, text: str
+) -> None:
+    rest = RestApi(monkeypatch, GET=found)
+    done = run(*line.split(), "--dry-run")
+    noun, _, name = line.split()[:3]
+    assert (done.exit_code, done.output) == (0, f"{noun} {name} would be {text}\n")
+    assert rest.asked == ["GET"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from tidemill.admin.activity.rows import GROUP_FIELDS, TOPIC_FIELDS
 from tidemill.cli import numbers
-from tidemill.cli.numbers import number, sort_of, warn_unknown
+from tidemill.cli.numbers import list_query, number, warn_unknown
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,8 @@ def test_only_zero_is_shown_as_zero(value: float | None, text: str) -> None:
 
 
 def test_a_sort_is_passed_on() -> None:
-    assert sort_of(None) == {}
-    assert sort_of("-lag") == {"sort": "-lag"}
+    assert list_query(None, None) == {}
+    assert list_query("-lag", "a.") == {"sort": "-lag", "prefix": "a."}
 
 
 def test_the_help_names_each_field() -> None:
