@@ -23,6 +23,7 @@ ELSEWHERE = (
     "store",
     "broker-group add",
     "broker-group drain",
+    "broker-group undrain",
     "broker-group transfer",
 )
 

@@ -186,3 +186,28 @@ def test_a_rebuild_rejects_the_store_of_a_running_broker(tmp_path: Path) -> None
         refused = tidemill("mend", tmp_path / "data")
     assert refused.returncode == 2
     assert "in use by another broker" in refused.stderr
+
+
+def test_a_store_is_deleted_after_a_confirmation(stopped: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    assert tidemill("copy", stopped / "data", data).returncode == 0
+    dry = tidemill("delete", data, "--dry-run")
+    assert (dry.returncode, "would be deleted" in dry.stdout) == (0, True)
+    asked = tidemill("delete", data)
+    assert (asked.returncode, "add --yes" in asked.stderr) == (2, True)
+    assert tidemill("check", data).returncode == 0
+    assert tidemill("delete", data, "--yes").returncode == 0
+    assert not data.exists()
+
+
+def test_a_folder_in_use_or_without_a_store_is_not_deleted(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "letter").write_text("dear reader")
+    refused = tidemill("delete", other, "--yes")
+    assert (refused.returncode, (other / "letter").exists()) == (2, True)
+    assert "is not the data directory of a broker" in refused.stderr
+    with standalone(tmp_path / "data") as running:
+        refused = tidemill("delete", tmp_path / "data", "--yes")
+        assert (refused.returncode, "in use by another broker" in refused.stderr) == (2, True)
+        running.put(f"topics/{TOPIC}", queues=1)

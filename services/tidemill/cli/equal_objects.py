@@ -29,7 +29,7 @@ def say_exists(
 def say_plan(
     context: typer.Context, noun: str, name: str, known: Json, given: Mapping[str, Json]
 ) -> None:
-    """Print the result of a dry run. `known` is None if the object would be new."""
+    """Print the result of a dry run. `known` is None if the object is missing."""
     changes = [
         f"{setting} {_text(new)}" if known is None else f"{setting} {_text(old)} -> {_text(new)}"
         for setting, old, new in _differences(known or {}, given)

@@ -24,8 +24,8 @@ app = typer.Typer(
     no_args_is_help=True,
     help="""List and delete pull offsets.
 
-A consumer group that pulls, such as an archive, reports the offset of each queue up to which it has
-read. Retention can wait for these offsets (`archive_gate_group`).
+A consumer group that pulls, such as an archive, reports its offset in each queue. Retention can
+wait for these offsets (`archive_gate_group`).
 """,
 )
 
@@ -58,7 +58,7 @@ def delete_pull_offsets(
     is_dry: DryRun = False,
     is_sure: Yes = False,
 ) -> None:
-    """Delete the pull offsets of a consumer group in a topic that is no longer archived.
+    """Delete the pull offsets of a consumer group in a topic, after the end of its archive.
 
     If archive_gate_group names this group, brokers then apply the retention to the topic again.
     First remove the topic from `tidemill pipeline archive --gate`, because its next run would

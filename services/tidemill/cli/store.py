@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import time
 from collections.abc import Generator, Iterator
@@ -20,10 +21,10 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from tidemill.cli.rest import is_text, say, show
+from tidemill.cli.rest import check_is_sure, is_text, say, show
 from tidemill.common.exit_codes import EXIT_PROBLEM, EXIT_REFUSED
 from tidemill.common.private_files import make_private_folder
-from tidemill.common.prompts import fail, warn
+from tidemill.common.prompts import confirm, fail, warn
 from tidemill.common.rest_client import Json
 from tidemill.common.times import utc
 from tidemill.security.secret_keys import KEY_FILE
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from tidemill.broker.offline.rebuild import MendReport
 
 app = typer.Typer(
-    no_args_is_help=True, help="Check, copy and mend a data directory without a broker."
+    no_args_is_help=True, help="Check, copy, mend and delete a data directory without a broker."
 )
 T = TypeVar("T")
 EXIT_DAMAGED = EXIT_REFUSED
@@ -164,6 +165,41 @@ def mend_store(
                     warn(f"{backup} has no {source.name}: its log is not mended")
                 reports[store] = _rebuild_one(store, is_dry=is_dry)
     _print_mended(context, reports, is_dry=is_dry)
+
+
+@app.command("delete")
+def delete_store(
+    context: typer.Context,
+    directory: Directory,
+    is_dry: DryRun = False,
+    is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a data directory with all its messages.
+
+    A directory that a broker uses is refused, and one without a store. The file with the keys of
+    secrets is deleted too: keep a copy of it if users shall have the same secrets again.
+
+    Examples:
+    * `tidemill store delete ./data --dry-run`
+    * `tidemill store delete ./data`
+    """
+    with _failures(directory):
+        stores = [store for store in _stores(directory) if _is_store(store)]
+        if not stores:
+            fail(f"{directory} is not the data directory of a broker", EXIT_UNREADABLE)
+        files = [each for each in directory.rglob("*") if each.is_file()]
+        size = sum(each.stat().st_size for each in files)
+    loss = f"{directory} with {len(files)} files, {size / (1 << 20):.1f} MiB"
+    answer = {"store": str(directory), "files": len(files), "bytes": size, "dryRun": is_dry}
+    if not is_dry:
+        check_is_sure("store delete", is_sure=is_sure)
+    with _locked(stores):
+        if not is_dry:
+            if not is_sure:
+                confirm(f"Delete {loss}?")
+            with _failures(directory):
+                shutil.rmtree(directory)
+    say(context, answer, f"{loss} {'would be' if is_dry else 'is'} deleted")
 
 
 # ---------------------------------------------------------------- one store of several
