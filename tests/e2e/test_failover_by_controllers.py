@@ -112,7 +112,7 @@ def test_replicas_that_run_on_are_led_again_when_the_record_was_lost(
     alarmed = group.await_group(
         lambda found: len(found.replicas) == 3 and "replicas have seen epoch" in found.alarm
     )
-    assert "tidemill broker-group transfer --unclean" in alarmed.alarm
+    assert "tidemill broker-group transfer broker-0 --unclean" in alarmed.alarm
     assert alarmed.view.epoch == 0
     group.lead(1)
     after = group.await_in_sync()
