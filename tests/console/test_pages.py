@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.console.conftest import DESKTOP, Visitor
 from tests.console.world import MARKUP, ConsoleWorld
+from tests.support.eventually import eventually
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGES = REPOSITORY / "docs" / "images"
 # Screenshots of the docs are written only on request, since fonts differ between machines.
 WRITES = "TIDEMILL_TEST_WRITE_SCREENSHOTS"
 LIVE = "#age:text-is('live')"
+HOUR_MS = 3_600_000
 PHONE = {"width": 390, "height": 800}
 PATHS = {
     "overview": "/ui/overview",
@@ -48,6 +51,10 @@ PATHS = {
     "timers-day": "/ui/timers?step=10m",
     "timer": "/ui/timers/broker-0/0",
     "cancel": "/ui/timers/broker-0/0/cancel",
+    "found-timers": "/ui/timers?topic=payments",
+    "cancel-all": "/ui/timers/cancel-all?filter.topic=payments",
+    "move-all": "/ui/timers/reschedule-all?filter.topic=payments",
+    "operations": "/ui/operations",
     "login": "/ui/login",
     "missing": "/ui/topics/missing",
 }
@@ -186,6 +193,67 @@ def test_a_message_is_sent_with_a_delay_and_found_among_the_timers(visitor: Visi
         page.get_by_role("button", name="Send to payments").click()
         page.get_by_role("heading", name="Send to payments: done").wait_for()
         assert "timerId" in page.locator("main").inner_text()
+
+
+def delayed_by_hours(world: ConsoleWorld, topic: str) -> None:
+    """Send five messages that are due in the same hour, and two in the next hour."""
+    world.running.put(f"topics/{topic}", messageType="DELAY")
+    hour_ms = (time.time_ns() // 1_000_000 // HOUR_MS + 3) * HOUR_MS
+    for due_ms in [hour_ms + n * 60_000 for n in range(5)] + [
+        hour_ms + HOUR_MS + n for n in (0, 1)
+    ]:
+        world.send(topic, "x", deliverAtMs=due_ms)
+
+
+def count_of_timers(world: ConsoleWorld, topic: str) -> int:
+    return len(world.running.get(f"timers?topic={topic}")["timers"])
+
+
+@pytest.mark.parametrize("has_script", [True, False])
+def test_all_timers_of_one_hour_of_the_heat_map_are_cancelled(
+    visitor: Visitor, world: ConsoleWorld, has_script: bool
+) -> None:
+    topic = f"hourly-{has_script}"
+    delayed_by_hours(world, topic)
+    with visitor.page(f"/ui/timers?topic={topic}", java_script_enabled=has_script) as page:
+        page.locator(".heat").get_by_role("link", name="5", exact=True).click()
+        assert "All 5 found" in page.locator("main").inner_text()
+        page.get_by_role("link", name="Cancel all...").click()
+        page.get_by_role("button", name="Cancel 5 timers").click()
+        page.get_by_role("heading", name="Cancel timers: broker").wait_for()
+        eventually(lambda: count_of_timers(world, topic) == 2)
+        if not has_script:
+            page.reload()
+        page.get_by_text("5 of 5 done").wait_for()
+    assert count_of_timers(world, topic) == 2
+
+
+def test_selected_timers_are_moved_and_an_operation_is_listed(
+    visitor: Visitor, world: ConsoleWorld
+) -> None:
+    delayed_by_hours(world, "selected")
+    first, second, *_ = [
+        (f"{one['broker']}:{one['timerId']}", one["dueAtMs"])
+        for one in world.running.get("timers?topic=selected")["timers"]
+    ]
+    with visitor.page("/ui/timers?topic=selected") as page:
+        page.get_by_label(f"Select {first[0]}", exact=True).check()
+        page.get_by_label(f"Select {second[0]}", exact=True).check()
+        page.get_by_role("button", name="Move selected...").click()
+        page.get_by_label("Or later by, in ms").fill("600000")
+        page.get_by_role("button", name="Show the effect").click()
+        page.get_by_role("button", name="Move 2 timers").click()
+        page.get_by_role("heading", name="Move timers: done").wait_for()
+    due = {
+        f"{one['broker']}:{one['timerId']}": one["dueAtMs"]
+        for one in world.running.get("timers?topic=selected")["timers"]
+    }
+    assert [due[id_] - before for id_, before in (first, second)] == [600_000, 600_000]
+    with visitor.page("/ui/timers/fire-all?filter.topic=selected") as page:
+        page.get_by_role("button", name="Deliver now: 7 timers").click()
+        page.get_by_text("7 of 7 done").wait_for()
+        page.get_by_role("link", name="All operations").click()
+        page.get_by_role("cell", name="Deliver timers").first.wait_for()
 
 
 def test_lines_of_a_body_arrive_as_they_were_typed(visitor: Visitor, world: ConsoleWorld) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -19,6 +20,11 @@ from tidemill.admin.http.rest_calls import CallProblem, Document, RestCalls
 Rows = list[tuple[str, str]]
 SENT: Final = "sent"  # the name of the field that tells a sent form from a first visit
 PLANNED: Final = "planned"  # the name of the field with the fields of the shown effect
+# Fields of an operation on what a filter matches: of its dry run, and its Idempotency-Key.
+COUNTED_AT: Final = "asOfMs"
+COUNTED: Final = "maxCount"
+KEY: Final = "operationKey"
+KEY_CHARS_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class PageAction:
     has_dry_run: bool = True
     is_loss: bool = False  # whether it loses something
     shows_secret: bool = False  # whether the answer has a secret, which is then shown once
+    begins_operation: bool = False  # on what its dry run has counted
 
     def rest_path(self, path: Mapping[str, str]) -> str:
         """Return the REST path for the parameters of a URL."""
@@ -92,12 +99,22 @@ async def perform(request: Request, action: PageAction, results: Results) -> Res
         query, body = values_of(action.fields, texts)
         if action.has_dry_run and form.get(PLANNED) != plan_of(texts):
             raise InvalidField("these fields are not those of the shown effect; look at the effect")
+        headers = {}
+        if action.begins_operation:
+            body = {**body, **_counted(form)}
+            headers = {
+                b"idempotency-key": form.get(KEY, "")[:KEY_CHARS_MAX].encode("latin-1", "replace")
+            }
         done = await api.call(
             action.method,
             action.rest_path(request.path_params),
             action.rest_query(request.path_params, query),
             _body_of(request, action, body),
+            more_headers=headers,
         )
+        if "operation" in done.document and action.begins_operation:
+            path = f"/operations/{segment(done.document['operation']['id'])}"
+            return RedirectResponse(ROOT + path, HTTPStatus.SEE_OTHER)
         if action.shows_secret:
             # Not kept: the secret is in this answer alone.
             shown = _result(request, action, done.document)
@@ -107,6 +124,14 @@ async def perform(request: Request, action: PageAction, results: Results) -> Res
         return await _show_again(request, api, action, texts, error)
     kept = results.keep(session.get("user", ""), _result(request, action, done.document))
     return RedirectResponse(f"{ROOT}/results/{kept}", HTTPStatus.SEE_OTHER)
+
+
+def _counted(form: Mapping[str, str]) -> Document:
+    """Return the bounds of an operation, as the shown dry run has counted. Raises InvalidField."""
+    counted = {name: form.get(name, "") for name in (COUNTED_AT, COUNTED)}
+    if not all(text.isascii() and text.isdecimal() for text in counted.values()):
+        raise InvalidField("the form lacks the count of its effect; look at the effect again")
+    return {name: int(text) for name, text in counted.items()}
 
 
 def _result(request: Request, action: PageAction, done: Document) -> Result:
@@ -160,6 +185,7 @@ async def _form_values(
     error = ""
     button = ""
     unreachable: list[str] = []
+    hidden: dict[str, str] = {}
     try:
         query, body = values_of(action.fields, texts)
         planned: Document = {}
@@ -175,6 +201,12 @@ async def _form_values(
             effects = action.rows(planned)
             unreachable = planned.get("unreachable", [])
         button = action.button(planned, request.path_params)
+        if action.begins_operation and button:
+            hidden = {
+                COUNTED_AT: str(planned["asOfMs"]),
+                COUNTED: str(planned["count"]),
+                KEY: secrets.token_hex(16),
+            }
     except InvalidField as invalid:
         # The fields of a first visit are empty.
         error = invalid.detail if SENT in request.query_params or request.method == "POST" else ""
@@ -198,6 +230,7 @@ async def _form_values(
         "sent": SENT,
         "planned": PLANNED,
         "plan": plan_of(texts),
+        "hidden": hidden,
         "is_live": False,
     }
 

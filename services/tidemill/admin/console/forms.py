@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from starlette.datastructures import QueryParams
 from tidemill.admin.http.rest_calls import Document
 
 FIELDS_MAX: Final = 200  # of one form
+MINUTE_TEXT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d")
 
 
 class FieldKind(StrEnum):
@@ -106,8 +108,14 @@ def texts_of(
     texts = {}
     for field in fields:
         is_off = is_sent and field.kind is FieldKind.FLAG
-        texts[field.name] = given.get(field.name, "" if is_off else field.default)
+        text = given.get(field.name, "" if is_off else field.default)
+        texts[field.name] = _with_seconds(text) if field.kind is FieldKind.TIME else text
     return texts
+
+
+def _with_seconds(text: str) -> str:
+    """Return a time with its seconds: browsers send 18:00 for 18:00:00."""
+    return f"{text}:00" if MINUTE_TEXT.fullmatch(text) else text
 
 
 def values_of(fields: tuple[Field, ...], texts: Mapping[str, str]) -> tuple[Document, Document]:

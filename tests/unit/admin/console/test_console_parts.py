@@ -119,6 +119,13 @@ def test_fields_become_the_query_and_the_body_of_a_call() -> None:
     assert values_of(FIELDS, texts_of(FIELDS, {}, is_sent=False)) == ({"force": True}, {})
 
 
+@pytest.mark.parametrize("text", ["2026-12-01T18:00", "2026-12-01T18:00:00"])
+def test_a_time_of_a_whole_minute_has_one_text(text: str) -> None:
+    fields = (Field("at", "At", FieldKind.TIME),)
+    # Chromium leaves out the seconds of a whole minute, and the plan of a form compares texts.
+    assert texts_of(fields, {"at": text}, is_sent=True) == {"at": "2026-12-01T18:00:00"}
+
+
 @pytest.mark.parametrize(
     ("field", "text", "reason"),
     [

@@ -86,6 +86,8 @@ async def load_timers(call: PageCall) -> Values:
         "waiting": found["overdue"] + found["later"] + sum(found["counts"]),
         "timers": listed["timers"],
         "next": url("/timers", **kept, **range_, pageToken=token) if token else "",
+        "all_found": _all_found(topic, key, range_),
+        "count_found": _count_found(call, found, key),
         "unreachable": sorted({*found.get("unreachable", []), *listed.get("unreachable", [])}),
         "filter": {
             "topic": topic or "",
@@ -94,6 +96,29 @@ async def load_timers(call: PageCall) -> Values:
             "to": range_["to"] or "",
         },
     }
+
+
+def _all_found(topic: str | None, key: str | None, range_: dict[str, str | None]) -> str:
+    """Return the query of a change of all timers that a search finds; "" without topic and key."""
+    if not topic and not key:
+        return ""
+    fields = {
+        "filter.topic": topic,
+        "filter.key": key,
+        "filter.dueFromMs": range_["from"],
+        "filter.dueToMs": range_["to"],
+    }
+    return urlencode({name: text for name, text in fields.items() if text})
+
+
+def _count_found(call: PageCall, found: Document, key: str | None) -> int | None:
+    """Return the number of timers of the clicked cell; None of another search."""
+    at_s = call.get("at") or ""
+    if key or not at_s.isdecimal() or len(at_s) > SECONDS_DIGITS:
+        return None
+    place = (int(at_s) * SECOND_MS - found["fromMs"]) // found["stepMs"]
+    counts: list[int] = found["counts"]
+    return counts[place] if 0 <= place < len(counts) else None
 
 
 def heat_map(found: Document, step: str) -> list[HeatRow]:
