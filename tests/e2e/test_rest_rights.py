@@ -201,6 +201,26 @@ def test_a_timer_needs_the_rights_of_its_topic(rest: RestApi) -> None:
     assert rest.passed("changer", f"POST /timers/{timer}:fire")["timerId"] == timer
 
 
+def test_bulk_changes_of_timers_need_the_rights_of_each_topic(rest: RestApi) -> None:
+    sent = rest.passed(
+        "producer", "POST /topics/orders/messages", body="x", keys=["k"], delayMs=HOUR_MS
+    )
+    id_ = f"{sent['broker']}:{sent['timerId']}"
+    for verb in ("cancel", "reschedule", "fire"):
+        path, move = f"POST /timers:{verb}", {"delayMs": HOUR_MS} if verb == "reschedule" else {}
+        [hidden] = rest.passed("stranger", path, ids=[id_], **move)["outcomes"]
+        assert hidden["outcome"] == "NOT_FOUND"
+        assert "may not" in rest.refused("reader", path, ids=[id_], **move)
+        for wanted in ({"topic": "orders"}, {"topic": "missing"}, {"key": "k"}):
+            assert "may not" in rest.refused("reader", path, filter=wanted, **move)
+        keyed = {"topic": "orders", "key": "k"}
+        assert "Sub" in rest.refused("changer", path, filter=keyed, **move)
+    count = "POST /timers:cancel?dryRun=true"
+    assert rest.passed("producer", count, filter={"topic": "orders"})["count"] >= 1
+    [done] = rest.passed("producer", "POST /timers:cancel", ids=[id_])["outcomes"]
+    assert done == {"id": id_, "outcome": "DONE"}
+
+
 def test_a_transaction_needs_the_rights_of_its_topic(rest: RestApi) -> None:
     async def send() -> list[str]:
         async with api(rest.running.grpc, headers=signed("producer", SECRET)) as client:

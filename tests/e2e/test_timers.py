@@ -450,6 +450,35 @@ def test_the_command_line_sends_and_handles_timers(running: Standalone, rest: ht
     assert refused.stderr.startswith("error: ")
 
 
+def test_the_command_line_changes_all_timers_of_a_topic(
+    running: Standalone, rest: httpx.Client
+) -> None:
+    running.put("topics/bulk", messageType="DELAY")
+    for n in range(30):
+        body = {"body": "x", "delayMs": 3_600_000, "tag": "odd" if n % 2 else "even"}
+        rest.post("/topics/bulk/messages", json=body).raise_for_status()
+
+    def dues() -> dict[int, int]:
+        found = rest.get("/timers", params={"topic": "bulk"}).json()["timers"]
+        return {one["timerId"]: one["dueAtMs"] for one in found}
+
+    before = dues()
+    dry = tidemill(running, "timer", "cancel", "--topic=bulk", "--tag=odd", "--dry-run").stdout
+    assert dry.startswith("15 timers would be cancelled\n  topic bulk: 15\n")
+    moved = tidemill(running, "timer", "reschedule", "--topic=bulk", "--later=1h", "--wait", "-y")
+    assert moved.returncode == 0, moved.stderr
+    assert moved.stdout.endswith(": done, 30 of 30 items\n")
+    assert dues() == {timer_id: due_ms + 3_600_000 for timer_id, due_ms in before.items()}
+    few = tidemill(running, "timer", "cancel", "--topic=bulk", "--max=5", "-y")
+    assert (few.returncode, dues().keys()) == (1, before.keys())
+    ended = tidemill(running, "timer", "cancel", "--topic=bulk", "--tag=odd", "--wait", "-y")
+    assert ended.returncode == 0, ended.stderr
+    assert len(dues()) == 15
+    listed = tidemill(running, "operation", "list").stdout
+    assert "cancel timers" in listed
+    assert "reschedule timers" in listed
+
+
 def test_the_command_line_takes_a_body_from_standard_input(
     running: Standalone, rest: httpx.Client
 ) -> None:
