@@ -28,7 +28,7 @@ from tidemill.broker.engine.layout.record import UnknownRecord
 from tidemill.broker.engine.metadata import operations as operations_module
 from tidemill.broker.engine.metadata import settled_letters
 from tidemill.broker.engine.metadata.operations import ENDED_KEPT_MS, RUNNING_MAX, Operations
-from tidemill.broker.engine.operation.runner import ITEMS_A_SLICE
+from tidemill.broker.engine.operation.runner import ITEMS_A_SLICE, PERIOD_MS
 from tidemill.common.errors import OperationNotFound, Overloaded
 
 REPLAY, DISCARD = OperationKind.REPLAY, OperationKind.DISCARD
@@ -148,6 +148,23 @@ def test_the_rate_bounds_the_changes_of_a_second() -> None:
     assert due_ms is not None
     assert world.now_ms <= due_ms <= world.now_ms + 100
     assert begun_ms < world.now_ms
+
+
+def test_an_operation_leaves_pauses_to_other_work() -> None:
+    world = world_with(200)
+    one = world.begin_operation(DISCARD, rate_per_s=1_000)
+    bursts = []
+    for _ in range(200):
+        before = one.done
+        while world.engine.run_due(world.now_ms, firing_ms=world.now_ms):
+            pass
+        world.commit()
+        if one.done > before:
+            bursts.append((world.now_ms, one.done - before))
+        world.now_ms += 1
+    pauses = [after - before for (before, _), (after, _) in pairwise(bursts)]
+    assert min(pauses) >= PERIOD_MS
+    assert {count for _, count in bursts[1:]} <= {PERIOD_MS, PERIOD_MS + 1}
 
 
 @pytest.mark.parametrize("how", ["kill", "power cut", "snapshot", "failover"])

@@ -28,6 +28,8 @@ from tidemill.common.errors import DiskFull, OperationNotFound, Overloaded, Repa
 
 ITEMS_A_SLICE: Final = 16  # changed items, each as large as a message
 BURST_MS: Final = 100  # an operation may catch up on its rate for this time
+# Between two bursts of items. A steady flow of records would make the sync of each send wait.
+PERIOD_MS: Final = 20
 RETRY_MS: Final = 1_000  # after a full disk, or while a message is mended
 
 
@@ -77,16 +79,22 @@ class WorkResult:
 class _Pace:
     """How far the runner is with an operation, and when it continues. Monotonic times."""
 
-    __slots__ = ("allowed_at_ms", "position")
+    __slots__ = ("allowed_at_ms", "burst_at_ms", "position")
 
     def __init__(self, position: int, now_ms: int) -> None:
         self.position = position
         self.allowed_at_ms = float(now_ms)  # of the next item
+        self.burst_at_ms = now_ms  # of the next burst
+
+    @property
+    def due_at_ms(self) -> float:
+        """When the next slice is due."""
+        return max(self.allowed_at_ms, self.burst_at_ms)
 
     def items_max(self, rate_per_s: int, monotonic_ms: int) -> int:
         """Return how many items are allowed now."""
         self.allowed_at_ms = max(self.allowed_at_ms, monotonic_ms - BURST_MS)
-        if self.allowed_at_ms > monotonic_ms:
+        if self.due_at_ms > monotonic_ms:
             return 0
         allowed = int((monotonic_ms - self.allowed_at_ms) * rate_per_s / 1_000) + 1
         return min(allowed, ITEMS_A_SLICE)
@@ -181,7 +189,7 @@ class OperationRunner:
             if not items_max:
                 continue
             self._run(operation, pace, OperationTurn(items_max, now_ms, firing_ms))
-            has_more |= operation.is_running and pace.allowed_at_ms <= monotonic_ms
+            has_more |= operation.is_running and pace.due_at_ms <= monotonic_ms
             yield
         return has_more
 
@@ -214,6 +222,8 @@ class OperationRunner:
             self._recorder.append(failed, turn.now_ms)
         pace.position = result.position
         pace.allowed_at_ms += result.changed_count * 1_000 / operation.rate_per_s
+        if pace.allowed_at_ms > self._monotonic_ms:
+            pace.burst_at_ms = self._monotonic_ms + PERIOD_MS
         if pace.position >= operation.end:
             self._end(operation, OperationState.DONE, turn.now_ms)
 
@@ -223,7 +233,7 @@ class OperationRunner:
         if not running:
             return None
         waits = [
-            0.0 if pace is None else pace.allowed_at_ms - self._monotonic_ms
+            0.0 if pace is None else pace.due_at_ms - self._monotonic_ms
             for pace in [self._paces.get(one.id) for one in running]
         ]
         return now_ms + max(int(min(waits)), 0)
