@@ -52,6 +52,9 @@ PATHS = {
     "timer": "/ui/timers/broker-0/0",
     "cancel": "/ui/timers/broker-0/0/cancel",
     "found-timers": "/ui/timers?topic=payments",
+    "replay-all": "/ui/groups/mailing/dead-letters/replay-all?sent=1",
+    "definitions": "/ui/settings-definitions/apply",
+    "bundle": "/ui/settings-bundle/make",
     "cancel-all": "/ui/timers/cancel-all?filter.topic=payments",
     "move-all": "/ui/timers/reschedule-all?filter.topic=payments",
     "operations": "/ui/operations",
@@ -112,6 +115,19 @@ def test_two_selected_dead_letters_are_replayed_to_their_group(
         page.get_by_role("link", name="Back").click()
         page.wait_for_url("**/ui/dead-letters?group=mailing")
     assert {states_of(world)[one] for one in (first, second)} == {"REPLAYED"}
+
+
+def test_all_dead_letters_of_one_reason_are_discarded(
+    visitor: Visitor, world: ConsoleWorld
+) -> None:
+    world.fail_more("dropping", 3)
+    with visitor.page("/ui/dead-letters?group=dropping&reason=ATTEMPTS_EXHAUSTED") as page:
+        page.get_by_role("link", name="Discard all...").click()
+        page.get_by_role("button", name="Discard 3 dead letters of dropping").click()
+        page.get_by_role("heading", name="Discard dead letters").wait_for()
+        page.get_by_text("done: 3 of 3 done").wait_for()
+    states = world.running.get("dead-letters?group=dropping")["deadLetters"]
+    assert {one["state"] for one in states} == {"DISCARDED"}
 
 
 def test_a_dead_letter_is_edited_and_replayed_without_script(

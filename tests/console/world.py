@@ -38,6 +38,19 @@ class ConsoleWorld:
         found = self.running.get("dead-letters?topic=letters")["deadLetters"]
         return [each["id"] for each in found if each["replays"] == 0][-LETTERS:]
 
+    def fail_more(self, group: str, count: int) -> None:
+        """Make dead letters of a new consumer group, of a topic of its own."""
+        topic = f"of-{group}"
+        self.running.put(f"topics/{topic}", queues=1)
+        self.running.put(f"groups/{group}", maxAttempts=1)
+        for number in range(count):
+            self.send(topic, f"{MARKUP} {number}")
+        with ThreadPoolExecutor() as threads:
+            failing = _fail_messages(self.running.grpc, topic, group, count)
+            threads.submit(asyncio.run, failing).result()
+        path = f"dead-letters?group={group}"
+        eventually(lambda: len(self.running.get(path)["deadLetters"]) == count)
+
     def send(self, topic: str, body: str, **settings: object) -> dict[str, Any]:
         """Send a message by REST, and return the answer."""
         with httpx.Client(trust_env=False, timeout=30) as client:
@@ -78,16 +91,17 @@ def _fill_dead_letters(world: ConsoleWorld) -> None:
     for number in range(LETTERS):
         world.send("letters", f"{MARKUP} {number}", keys=[f"letter-{number}"], tag="new")
     with ThreadPoolExecutor() as threads:
-        threads.submit(asyncio.run, _fail_messages(running.grpc)).result()
+        failing = _fail_messages(running.grpc, "letters", "mailing", LETTERS)
+        threads.submit(asyncio.run, failing).result()
     eventually(lambda: len(running.get("dead-letters")["deadLetters"]) == LETTERS)
 
 
-async def _fail_messages(endpoint: str) -> None:
-    """Receive the messages of `letters` without an ack; their invisible duration is short."""
+async def _fail_messages(endpoint: str, topic: str, group: str, count: int) -> None:
+    """Receive messages without an ack; their invisible duration is short."""
     async with api(endpoint, call_s=30) as client:
         failed: list[object] = []
-        while len(failed) < LETTERS:
-            failed += await client.receive("letters", "mailing", invisible_ms=1_000)
+        while len(failed) < count:
+            failed += await client.receive(topic, group, invisible_ms=1_000)
 
 
 async def _hold_messages(endpoint: str) -> None:

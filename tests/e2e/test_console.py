@@ -107,7 +107,8 @@ def test_a_timer_is_found_by_its_key_moved_delivered_and_cancelled(
     shown = browser.get("/timers", params={"topic": "reminders"})
     assert "<strong>3</strong> waiting in reminders" in shown.text
     [cell] = re.findall(r'<td class="h6"><a href="([^"]+)"', shown.text)
-    assert browser.get(f"/timers{unescape(cell)}").text.count("broker-0:") == 3
+    found = browser.get(f"/timers{unescape(cell)}").text
+    assert found.count('name="ids" value="broker-0:') == 3
 
     def path_of(key: str) -> str:
         found = browser.get("/timers", params={"topic": "reminders", "key": key}).text
@@ -309,6 +310,34 @@ def test_with_users_pages_need_a_login_and_show_what_the_user_may_see(tmp_path: 
         assert "<strong>yes</strong>" in browser.get(f"{ui}/security", params=asked).text
         asked["resource"] = "Topic:hidden"
         assert "<strong>no</strong>" in browser.get(f"{ui}/security", params=asked).text
+
+
+def test_definitions_are_applied_after_their_effect_is_shown(
+    running: Standalone, browser: httpx.Client
+) -> None:
+    path, file = "/settings-definitions/apply", "topics:\n  - name: defined\n    queues: 3\n"
+    shown = sent(browser, path, file=file, show="1")
+    assert "create topic defined" in shown.text
+    assert "Make 1 changes" in shown.text
+    assert httpx.get(f"{running.admin}/api/v1/topics/defined", trust_env=False).status_code == 404
+    [plan] = re.findall(r'name="planned" value="([^"]*)"', shown.text)
+    unseen = sent(browser, path, file=file.replace("3", "4"), planned=plan)
+    assert "are not those of the shown effect" in unseen.text
+    begun = sent(browser, path, file=file, planned=plan)
+    assert begun.url.path.startswith("/ui/operations/admin")
+    eventually(lambda: "<strong>done</strong>" in browser.get(str(begun.url)).text)
+    assert "defined" in browser.get("/topics/defined").text
+    for strange in ("a: [", "5", "&a [*a]", "topics: 7"):
+        refused = sent(browser, path, file=strange, show="1")
+        assert 'class="alarm"' in refused.text, strange
+
+
+def test_a_support_bundle_is_made_and_downloaded(browser: httpx.Client) -> None:
+    begun = sent(browser, "/settings-bundle/make", anonymize="true")
+    page = str(begun.url)
+    eventually(lambda: "Download the bundle" in browser.get(page).text)
+    [link] = re.findall(r'href="(/api/v1/support-bundles/[^"]+)"', browser.get(page).text)
+    assert browser.get(httpx.URL(page).join(link)).content[:2] == b"\x1f\x8b"
 
 
 def test_an_action_needs_the_fields_of_its_shown_effect(browser: httpx.Client) -> None:

@@ -175,9 +175,9 @@ def test_the_setting_is_checked(running: Standalone) -> None:
             return rest.put("/topics/dedup-setting", json={"dedup": dedup})
 
         refused = put({"mode": "replace"})
-        assert refused.status_code == 400
+        assert refused.status_code == 409
         assert "needs maxWaitMs (--dedup-max-wait)" in refused.json()["detail"]
-        assert put({"maxWaitMs": 5_000}).status_code == 400
+        assert put({"maxWaitMs": 5_000}).status_code == 409
         assert put({"windowMs": 10}).status_code in {400, 422}
         shown = put({"windowMs": 5_000}).json()["dedup"]
         assert shown == {"windowMs": 5_000, "keyFrom": "propertyOrMessageId", "mode": "first"}

@@ -180,9 +180,12 @@ def _read(file: Path) -> Json:
     except (OSError, UnicodeDecodeError) as error:
         fail(f"{file} cannot be read: {error}", EXIT_USAGE)
     try:
-        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+        found = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
     except yaml.YAMLError as error:
         fail(f"{file} is neither YAML nor JSON: {error}", EXIT_USAGE)
+    if not isinstance(found, dict):
+        fail(f"{file} has no definitions; see `tidemill definitions export`", EXIT_USAGE)
+    return found
 
 
 def _print_file(context: typer.Context, definitions: Json) -> None:

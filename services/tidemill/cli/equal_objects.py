@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 import typer
 
-from tidemill.cli.rest import say
+from tidemill.cli.rest import call, say, segment
 from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.prompts import fail
 from tidemill.common.rest_client import Json
+
+FORCE: Final = "force"  # a field of requests, not of objects
 
 
 def say_exists(
@@ -26,18 +29,48 @@ def say_exists(
     say(context, known | {"isNew": False}, f"{noun} {name}: exists already, unchanged")
 
 
-def say_plan(
-    context: typer.Context, noun: str, name: str, known: Json, given: Mapping[str, Json]
+def put(
+    context: typer.Context,
+    noun: str,
+    name: str,
+    given: dict[str, Json],
+    *,
+    is_dry: bool,
+    is_new_only: bool = False,
+) -> Json | None:
+    """Create or change an object and return it; None after a dry run, which is printed.
+
+    With `is_new_only`, an object that somebody else has created meanwhile is refused.
+    """
+    done = call(
+        context,
+        "PUT",
+        f"/{noun}s/{segment(name)}",
+        body=given,
+        query={"dryRun": "true"} if is_dry else None,
+        headers={"If-None-Match": "*"} if is_new_only else None,
+    )
+    if not is_dry:
+        return done
+    _say_plan(context, noun, name, done, given)
+    return None
+
+
+def _say_plan(
+    context: typer.Context, noun: str, name: str, planned: Json, given: Mapping[str, Json]
 ) -> None:
-    """Print the result of a dry run. `known` is None if the object is missing."""
+    """Print the answer to the dry run of a change with the given settings."""
+    is_new, before = planned["isNew"], planned.get("before")
+    # Without a previous state, an object is new or stays as it is.
+    known = {} if is_new else before or planned
+    after = {setting: planned.get(setting) for setting in given if setting != FORCE}
     changes = [
-        f"{setting} {_text(new)}" if known is None else f"{setting} {_text(old)} -> {_text(new)}"
-        for setting, old, new in _differences(known or {}, given)
+        f"{setting} {_text(new)}" if is_new else f"{setting} {_text(old)} -> {_text(new)}"
+        for setting, old, new in _differences(known, after)
     ]
-    answer = {"dryRun": True, "isNew": known is None, "given": given}
-    verb = "created" if known is None else "changed" if changes else "unchanged"
+    verb = "created" if is_new else "changed" if before else "unchanged"
     detail = f": {', '.join(changes)}" if changes else ""
-    say(context, answer, f"{noun} {name} would be {verb}{detail}")
+    say(context, {"dryRun": True, **planned}, f"{noun} {name} would be {verb}{detail}")
 
 
 def _differences(known: Json, given: Mapping[str, Json]) -> Iterator[tuple[str, Json, Json]]:

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tidemill.cli.equal_objects import say_exists, say_plan
+from tidemill.cli.equal_objects import put, say_exists
 from tidemill.cli.group_options import (
     STRICT_FACTOR,
     DeliveryOrder,
@@ -102,10 +102,8 @@ def create_group(
     known = call(context, "GET", f"/groups/{segment(name)}", may_miss=True)
     if known is not None:
         say_exists(context, "group", name, known, given)
-    elif is_dry:
-        say_plan(context, "group", name, None, given)
     else:
-        _put(context, name, given)
+        _put(context, name, given, is_dry=is_dry, is_new_only=True)
 
 
 @app.command("set")
@@ -130,10 +128,7 @@ def set_group(
     """
     given = _given(order, max_attempts, retry_ms, start_from, priority_factor)
     known = call(context, "GET", f"/groups/{segment(name)}")  # Ends the command if it is missing.
-    if is_dry:
-        say_plan(context, "group", name, known, given)
-        return
-    if max_attempts is not None and max_attempts < known["maxAttempts"]:
+    if not is_dry and max_attempts is not None and max_attempts < known["maxAttempts"]:
         check_is_sure("group set with fewer attempts", is_sure=is_sure)
         if not is_sure:
             confirm(
@@ -141,7 +136,7 @@ def set_group(
                 f" {max_attempts}? A message that has used them up becomes a dead letter when it is"
                 f" due."
             )
-    _put(context, name, given)
+    _put(context, name, given, is_dry=is_dry)
 
 
 def _given(
@@ -162,8 +157,12 @@ def _given(
     return {key: value for key, value in settings.items() if value is not None}
 
 
-def _put(context: typer.Context, name: str, given: Json) -> None:
-    group = call(context, "PUT", f"/groups/{segment(name)}", body=given)
+def _put(
+    context: typer.Context, name: str, given: Json, *, is_dry: bool, is_new_only: bool = False
+) -> None:
+    group = put(context, "group", name, given, is_dry=is_dry, is_new_only=is_new_only)
+    if group is None:
+        return
     before = None if group["isNew"] else group.get("before", group)
     say(context, group, f"group {name}: {change_of(before, group)}")
     if group.get("priorityFactor") == STRICT_FACTOR:

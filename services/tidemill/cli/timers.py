@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tidemill.cli import timer_histogram
 from tidemill.cli.completion_names import complete_topic
 from tidemill.cli.pages import read_pages
 from tidemill.cli.rest import (
@@ -37,6 +38,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="List, show, cancel, reschedule and fire delayed messages before they are due.",
 )
+app.command("histogram")(timer_histogram.show_histogram)
 
 TimerId = Annotated[
     int,

@@ -15,7 +15,7 @@ from tidemill.cli.dedup_keys import (
     dedup_body,
     show_dedup,
 )
-from tidemill.cli.equal_objects import say_exists, say_plan
+from tidemill.cli.equal_objects import FORCE, put, say_exists
 from tidemill.cli.numbers import TopicPrefix, TopicSort, list_query, number, warn_unknown
 from tidemill.cli.rest import (
     call,
@@ -147,10 +147,8 @@ def create_topic(
     known = call(context, "GET", f"/topics/{segment(name)}", may_miss=True)
     if known is not None:
         say_exists(context, "topic", name, known, given)
-    elif is_dry:
-        say_plan(context, "topic", name, None, given)
     else:
-        _put(context, name, given)
+        _put(context, name, given, is_dry=is_dry, is_new_only=True)
 
 
 @app.command("set")
@@ -197,12 +195,9 @@ def set_topic(
     options = dedup_window, dedup_key_from, dedup_mode, dedup_max_wait, dedup_memory
     dedup = dedup_body(*options, is_on="dedup" in known)
     given = _given(body, dedup)
-    if is_dry:
-        say_plan(context, "topic", name, known, given)
-        return
     if is_forced:
-        given["force"] = True
-    _put(context, name, given)
+        given[FORCE] = True
+    _put(context, name, given, is_dry=is_dry)
 
 
 def _given(body: dict[str, Json], dedup: dict[str, Json]) -> dict[str, Json]:
@@ -211,8 +206,17 @@ def _given(body: dict[str, Json], dedup: dict[str, Json]) -> dict[str, Json]:
     return given | dedup
 
 
-def _put(context: typer.Context, name: str, given: dict[str, Json]) -> None:
-    topic = call(context, "PUT", f"/topics/{segment(name)}", body=given)
+def _put(
+    context: typer.Context,
+    name: str,
+    given: dict[str, Json],
+    *,
+    is_dry: bool,
+    is_new_only: bool = False,
+) -> None:
+    topic = put(context, "topic", name, given, is_dry=is_dry, is_new_only=is_new_only)
+    if topic is None:
+        return
     before = None if topic["isNew"] else topic.get("before", topic)
     say(context, topic, f"topic {name}: {change_text(before, topic)}")
     if "warning" in topic:

@@ -9,7 +9,9 @@ from tests.support.scripted_api import LOST, ApiAnswer, refusal, scripted_api
 from tidemill.cli import operations as module
 from tidemill.cli.app import app
 
-DONE = ApiAnswer({"id": "broker-0:5", "state": "DONE", "done": 2, "failed": 0, "total": 2, "brokers": []})
+DONE = ApiAnswer(
+    {"id": "broker-0:5", "state": "DONE", "done": 2, "failed": 0, "total": 2, "brokers": []}
+)
 DOWN = refusal("broker-0 cannot be reached; retry later", 503)
 
 

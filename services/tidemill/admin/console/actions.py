@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2s
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlencode
@@ -12,7 +13,15 @@ from urllib.parse import urlencode
 from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
 
-from tidemill.admin.console.forms import Field, InvalidField, joined, read_form, texts_of, values_of
+from tidemill.admin.console.forms import (
+    Field,
+    FieldKind,
+    InvalidField,
+    joined,
+    read_form,
+    texts_of,
+    values_of,
+)
 from tidemill.admin.console.page import ROOT, Values, answer, html, rest_of, segment
 from tidemill.admin.console.results import Result, Results
 from tidemill.admin.http.rest_calls import CallProblem, Document, RestCalls
@@ -20,6 +29,7 @@ from tidemill.admin.http.rest_calls import CallProblem, Document, RestCalls
 Rows = list[tuple[str, str]]
 SENT: Final = "sent"  # the name of the field that tells a sent form from a first visit
 PLANNED: Final = "planned"  # the name of the field with the fields of the shown effect
+SHOW: Final = "show"  # the name of the field that asks a posted form for its effect alone
 # Fields of an operation on what a filter matches: of its dry run, and its Idempotency-Key.
 COUNTED_AT: Final = "asOfMs"
 COUNTED: Final = "maxCount"
@@ -49,6 +59,11 @@ class PageAction:
     is_loss: bool = False  # whether it loses something
     shows_secret: bool = False  # whether the answer has a secret, which is then shown once
     begins_operation: bool = False  # on what its dry run has counted
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a field is too long for a URL, so that the form is posted also for its effect."""
+        return any(each.kind is FieldKind.DOCUMENT for each in self.fields)
 
     def rest_path(self, path: Mapping[str, str]) -> str:
         """Return the REST path for the parameters of a URL."""
@@ -96,6 +111,8 @@ async def perform(request: Request, action: PageAction, results: Results) -> Res
     try:
         form = await read_form(request)
         texts = texts_of(action.fields, form, is_sent=True)
+        if SHOW in form:
+            return await _show_effect(request, api, action, texts)
         query, body = values_of(action.fields, texts)
         if action.has_dry_run and form.get(PLANNED) != plan_of(texts):
             raise InvalidField("these fields are not those of the shown effect; look at the effect")
@@ -112,7 +129,7 @@ async def perform(request: Request, action: PageAction, results: Results) -> Res
             _body_of(request, action, body),
             more_headers=headers,
         )
-        if "operation" in done.document and action.begins_operation:
+        if "operation" in done.document:
             path = f"/operations/{segment(done.document['operation']['id'])}"
             return RedirectResponse(ROOT + path, HTTPStatus.SEE_OTHER)
         if action.shows_secret:
@@ -124,6 +141,15 @@ async def perform(request: Request, action: PageAction, results: Results) -> Res
         return await _show_again(request, api, action, texts, error)
     kept = results.keep(session.get("user", ""), _result(request, action, done.document))
     return RedirectResponse(f"{ROOT}/results/{kept}", HTTPStatus.SEE_OTHER)
+
+
+async def _show_effect(
+    request: Request, api: RestCalls, action: PageAction, texts: Mapping[str, str]
+) -> Response:
+    async def values() -> tuple[str, Values]:
+        return "action", await _form_values(request, api, action, texts)
+
+    return await answer(request, api, values)
 
 
 def _counted(form: Mapping[str, str]) -> Document:
@@ -144,8 +170,8 @@ def _result(request: Request, action: PageAction, done: Document) -> Result:
 
 
 def plan_of(texts: Mapping[str, str]) -> str:
-    """Return the fields of a shown effect, for the form that performs it."""
-    return urlencode(sorted(texts.items()))
+    """Return a digest of the fields of a shown effect, for the form that performs it."""
+    return blake2s(urlencode(sorted(texts.items())).encode(), digest_size=16).hexdigest()
 
 
 async def _current_texts(request: Request, api: RestCalls, action: PageAction) -> dict[str, str]:
@@ -228,6 +254,7 @@ async def _form_values(
         "error": error,
         "unreachable": unreachable,
         "sent": SENT,
+        "show": SHOW,
         "planned": PLANNED,
         "plan": plan_of(texts),
         "hidden": hidden,

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 from fastapi import Request
 from starlette.datastructures import QueryParams
 
+from tidemill.admin.console.yaml_text import json_of_yaml
 from tidemill.admin.http.rest_calls import Document
 
 FIELDS_MAX: Final = 200  # of one form
@@ -30,6 +31,7 @@ class FieldKind(StrEnum):
     CHOICE = "choice"
     TIME = "time"
     LIST = "list"
+    DOCUMENT = "document"  # YAML or JSON: the whole body of the call
 
 
 class InvalidField(Exception):  # An input, not a fault.
@@ -66,7 +68,18 @@ class Field:
             return self._time_ms_of(text)
         if self.kind is FieldKind.LIST:
             return [line.strip() for line in text.splitlines() if line.strip()]
+        if self.kind is FieldKind.DOCUMENT:
+            return self._document_of(text)
         return text
+
+    def _document_of(self, text: str) -> Document:
+        try:
+            found = json_of_yaml(text)
+        except ValueError as error:
+            raise InvalidField(f"{self.label}: {error}") from None
+        if not isinstance(found, dict):
+            raise InvalidField(f"{self.label}: this is no document with fields")
+        return found
 
     def _number_of(self, text: str) -> int:
         try:
@@ -124,9 +137,11 @@ def values_of(fields: tuple[Field, ...], texts: Mapping[str, str]) -> tuple[Docu
     body: Document = {}
     for field in fields:
         text = texts[field.name]
-        if field.kind is not FieldKind.LONG_TEXT:
+        if field.kind not in {FieldKind.LONG_TEXT, FieldKind.DOCUMENT}:
             text = text.strip()
-        if text:
+        if text and field.kind is FieldKind.DOCUMENT:
+            body.update(field.value_of(text))
+        elif text:
             target, name = query if field.is_query else body, field.name
             while "." in name:
                 outer, _, name = name.partition(".")

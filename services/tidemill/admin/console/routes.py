@@ -35,6 +35,7 @@ from tidemill.admin.console.pages import (
     clients,
     cluster,
     dead_letters,
+    definitions,
     groups,
     messages,
     operations,
@@ -80,6 +81,7 @@ ACTIONS: Final[tuple[PageAction, ...]] = (
     *clients.ACTIONS,
     *cluster.ACTIONS,
     *processes.ACTIONS,
+    *definitions.ACTIONS,
     *security.ACTIONS,
 )
 

@@ -89,7 +89,8 @@ async def preconditions_of(
         raise BadRequest("If-None-Match of a change is *: create only")
     expected = None if if_match in {None, _ANY} else _tag_of(str(if_match))
     if if_match is not None or if_none_match is not None:
-        found = await _find_tag(request)
+        # The change itself refuses a resource that exists, also if the caller may not see it.
+        found = await _find_tag(request, may_be_hidden=if_match is None)
         if if_none_match is not None and found is not None:
             raise PreconditionFailed("it exists, and If-None-Match: * may only create it")
         if if_match is not None and found is None:
@@ -129,12 +130,16 @@ async def current_of(request: Request) -> Document | None:
         return None
 
 
-async def _find_tag(request: Request) -> str | None:
-    """Return the ETag of the resource; None if it does not exist."""
+async def _find_tag(request: Request, *, may_be_hidden: bool) -> str | None:
+    """Return the ETag of the resource; None if it does not exist, or may be hidden and is.
+
+    Raises BadRequest.
+    """
     try:
         answer = await _calls_of(request).call("GET", _resource_path(request))
     except CallProblem as refusal:
-        if refusal.status is HTTPStatus.NOT_FOUND:
+        is_hidden = refusal.status is HTTPStatus.FORBIDDEN and may_be_hidden
+        if refusal.status is HTTPStatus.NOT_FOUND or is_hidden:
             return None
         raise BadRequest(
             f"the ETag to compare cannot be read ({refusal.detail}); nothing was changed"

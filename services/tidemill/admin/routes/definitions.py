@@ -34,7 +34,9 @@ router = APIRouter(tags=["definitions"])
 
 # Parsing JSON that consists of commas takes forty times its size.
 BODY_BYTES_MAX: Final = 2 << 20
-DEFINITIONS: Final = re.compile("/api/v1/definitions:(apply|convert)")
+DEFINITIONS: Final = re.compile(
+    "/api/v1/definitions:(apply|convert)|/ui/settings-definitions/apply"
+)
 _CONVERTERS: Final = {
     ConversionSource.RABBITMQ: converted_from_rabbitmq,
     ConversionSource.ROCKETMQ: converted_from_rocketmq,

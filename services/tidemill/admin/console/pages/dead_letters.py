@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import urlencode
 
 from tidemill.admin.console.actions import PageAction, Rows
 from tidemill.admin.console.forms import Field, FieldKind
 from tidemill.admin.console.page import Page, PageCall, Values, url
 from tidemill.admin.console.pages.messages import BODY_CHARS_MAX
-from tidemill.admin.console.rendering import number_text
+from tidemill.admin.console.rendering import bytes_text, number_text
 from tidemill.admin.http.rest_calls import Document
 
 ROWS: Final = 50  # per page
@@ -46,7 +47,15 @@ async def load_dead_letters(call: PageCall) -> Values:
         "reasons": REASONS,
         "unreachable": sorted(lacking),
         "next": url("/dead-letters", **given, pageToken=token) if token else "",
+        "all_found": _all_found(call),
     }
+
+
+def _all_found(call: PageCall) -> str:
+    """Return the query of a change of all open dead letters that a search finds."""
+    names = {"topic": "topic", "reason": "reason", "tag": "tag", "from": "fromMs", "to": "toMs"}
+    given = {f"filter.{field}": call.get(name) for name, field in names.items()}
+    return urlencode({name: text for name, text in given.items() if text})
 
 
 async def load_dead_letter(call: PageCall) -> Values:
@@ -86,6 +95,23 @@ def _texts_of(letter: Document) -> dict[str, str]:
 
 
 _IDS: Final = Field("ids", "Dead letters", FieldKind.LIST, "One id in each line.", is_required=True)
+_FILTER: Final = (
+    Field("filter.topic", "Topic"),
+    Field("filter.reason", "Reason", FieldKind.CHOICE, choices=("", *REASONS)),
+    Field("filter.tag", "Tag"),
+    Field("filter.fromMs", "Dead from", FieldKind.TIME),
+    Field("filter.toMs", "Dead before", FieldKind.TIME),
+    Field("ratePerSecond", "Most per second", FieldKind.NUMBER, "Default: 2,000."),
+)
+
+
+def _matches(found: Document) -> Rows:
+    rows = [("Dead letters", number_text(found["count"]))]
+    if "bytes" in found:
+        rows.append(("Messages", bytes_text(found["bytes"])))
+    return rows + [("Warning", warning) for warning in found.get("warnings", [])]
+
+
 _LIST: Final = "/dead-letters?group={group}"
 PAGES: Final = (
     Page("/dead-letters", "dead_letters", load_dead_letters, is_live=False),
@@ -116,6 +142,40 @@ ACTIONS: Final = (
         rows=_outcomes,
         button=lambda found, path: f"Discard {found['count']} dead letters of {path['group']}",
         is_loss=True,
+    ),
+    PageAction(
+        path="/groups/{group}/dead-letters/replay-all",
+        method="POST",
+        rest="/groups/{group}/dead-letters:replay",
+        title="Replay all open dead letters of {group} that match",
+        about="Only this group gets them again, each once, with all attempts. An operation does it"
+        " in the background, and shows its progress.",
+        back=_LIST,
+        fields=_FILTER,
+        rows=_matches,
+        button=lambda found, path: (
+            f"Replay {number_text(found['count'])} messages to {path['group']} only"
+            if found["count"]
+            else ""
+        ),
+        begins_operation=True,
+    ),
+    PageAction(
+        path="/groups/{group}/dead-letters/discard-all",
+        method="POST",
+        rest="/groups/{group}/dead-letters:discard",
+        title="Discard all open dead letters of {group} that match",
+        about="They count as done, and cannot be replayed. Retention deletes them later.",
+        back=_LIST,
+        fields=_FILTER,
+        rows=_matches,
+        button=lambda found, path: (
+            f"Discard {number_text(found['count'])} dead letters of {path['group']}"
+            if found["count"]
+            else ""
+        ),
+        is_loss=True,
+        begins_operation=True,
     ),
     PageAction(
         path="/groups/{group}/dead-letters/{letter_id}/copy",

@@ -5,18 +5,23 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tidemill.admin.console.actions import PageAction, Rows
-from tidemill.admin.console.page import Page, PageCall, Values, url
+from tidemill.admin.console.page import Page, PageCall, Values, segment, url
 from tidemill.admin.console.rendering import number_text
-from tidemill.admin.console.rest_calls import Document
+from tidemill.admin.http.rest_calls import Document
+from tidemill.admin.http.route_templates import PREFIX
 
 ROWS: Final = 50  # per page
 PERIOD_S: Final = 2.0  # Each rendering lists the operations of all broker groups.
+# Operations of the admin process itself.
+_OWN: Final = frozenset({"APPLY_DEFINITIONS", "SUPPORT_BUNDLE"})
 _KINDS: Final = {
     "REPLAY_DEAD_LETTERS": "Replay dead letters",
     "DISCARD_DEAD_LETTERS": "Discard dead letters",
     "CANCEL_TIMERS": "Cancel timers",
     "RESCHEDULE_TIMERS": "Move timers",
     "FIRE_TIMERS": "Deliver timers",
+    "APPLY_DEFINITIONS": "Apply definitions",
+    "SUPPORT_BUNDLE": "Support bundle",
 }
 
 
@@ -26,9 +31,22 @@ def _shown(operation: Document) -> dict[str, Any]:
     return {
         **operation,
         "words": _KINDS.get(operation["kind"], operation["kind"]),
-        "subject": operation.get("group") or operation.get("topic") or "all topics",
+        "subject": _subject(operation),
+        "download": _download(operation),
         "percent": min(looked * 100 // total, 100) if total else 100,
     }
+
+
+def _subject(operation: Document) -> str:
+    if operation["kind"] in _OWN:
+        return "the cluster"
+    return str(operation.get("group") or operation.get("topic") or "all topics")
+
+
+def _download(operation: Document) -> str:
+    """Return the URL of a finished support bundle; "" for another operation."""
+    is_bundle = operation["kind"] == "SUPPORT_BUNDLE" and operation["state"] == "DONE"
+    return f"{PREFIX}/support-bundles/{segment(operation['id'])}" if is_bundle else ""
 
 
 async def load_operations(call: PageCall) -> Values:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from tidemill.admin.console.actions import PageAction, Rows
 from tidemill.admin.console.forms import Field, FieldKind
 from tidemill.admin.console.rendering import bytes_text, number_text, time_text
-from tidemill.admin.console.rest_calls import Document
+from tidemill.admin.http.rest_calls import Document
 
 HOURS_SHOWN: Final = 24
 

@@ -56,13 +56,13 @@ class DedupPolicy:
                     "a deduplication with the mode replace needs maxWaitMs (--dedup-max-wait)"
                 )
             if not MAX_WAIT_MS_MIN <= self.max_wait_ms <= max_delay_ms:
-                raise BadRequest(
+                raise Conflict(
                     f"maxWaitMs (--dedup-max-wait) of a deduplication is {MAX_WAIT_MS_MIN} to"
                     f" {max_delay_ms} ms, the maximum delay, not {self.max_wait_ms}"
                 )
         share = self.memory_bytes
         if share is not None and not MEMORY_BYTES_MIN <= share <= memory_bytes_max:
-            raise BadRequest(
+            raise Conflict(
                 f"memoryBytes (--dedup-memory) of a deduplication is {MEMORY_BYTES_MIN} to"
                 f" {memory_bytes_max} bytes (dedup_memory_bytes), not {share}"
             )
