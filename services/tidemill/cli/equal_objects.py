@@ -62,13 +62,13 @@ def _say_plan(
     """Print the answer to the dry run of a change with the given settings."""
     is_new, before = planned["isNew"], planned.get("before")
     # Without a previous state, an object is new or stays as it is.
-    known = {} if is_new else before or planned
+    known = {} if is_new else planned if before is None else before
     after = {setting: planned.get(setting) for setting in given if setting != FORCE}
     changes = [
         f"{setting} {_text(new)}" if is_new else f"{setting} {_text(old)} -> {_text(new)}"
         for setting, old, new in _differences(known, after)
     ]
-    verb = "created" if is_new else "changed" if before else "unchanged"
+    verb = "created" if is_new else "unchanged" if before is None else "changed"
     detail = f": {', '.join(changes)}" if changes else ""
     say(context, {"dryRun": True, **planned}, f"{noun} {name} would be {verb}{detail}")
 

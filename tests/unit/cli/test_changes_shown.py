@@ -29,8 +29,9 @@ class RestApi:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
         self.asked: list[str] = []
 
-        def request(_: httpx.Client, method: str, url: str, **__: Any) -> httpx.Response:
-            self.asked.append(method)
+        def request(_: httpx.Client, method: str, url: str, **sent: Any) -> httpx.Response:
+            is_dry = (sent["params"] or {}).get("dryRun") == "true"
+            self.asked.append(f"{method} dry" if is_dry else method)
             missing = {"title": "NotFound", "detail": "it is missing"}
             found = answers[method]
             return httpx.Response(
@@ -79,26 +80,42 @@ def test_a_missing_topic_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "line", "text"),
+    ("found", "line", "planned", "text"),
     [
-        (None, "topic create a --queues=4", "created: queues 4"),
-        (None, "group create a --order=fifo", "created: deliveryOrder FIFO"),
-        (None, "group create a", "created"),
-        (TOPIC, "topic set a --queues=8", "changed: queues 4 -> 8"),
-        (TOPIC, "topic set a --retention=1m", "changed: retention.ms default -> 60000"),
-        (TOPIC, "topic set a --queues=4 --force", "unchanged"),
-        (GROUP, "group set a --max-attempts=17", "unchanged"),
-        (None, "topic set %DLQ%g --retention=forever", "changed: retention.ms default -> -1"),
+        (None, "topic create a --queues=4", TOPIC, "created: queues 4"),
+        (
+            None,
+            "group create a --order=fifo",
+            {"deliveryOrder": "FIFO"},
+            "created: deliveryOrder FIFO",
+        ),
+        (None, "group create a", GROUP, "created"),
+        (TOPIC, "topic set a --queues=8", {"queues": 8, "before": TOPIC}, "changed: queues 4 -> 8"),
+        (
+            TOPIC,
+            "topic set a --retention=1m",
+            {"retention": {"ms": 60_000}, "before": TOPIC},
+            "changed: retention.ms default -> 60000",
+        ),
+        (TOPIC, "topic set a --queues=4 --force", TOPIC, "unchanged"),
+        (GROUP, "group set a --max-attempts=17", GROUP, "unchanged"),
+        (
+            None,
+            "topic set %DLQ%g --retention=forever",
+            {"retention": {"ms": -1}, "before": {}},
+            "changed: retention.ms default -> -1",
+        ),
     ],
 )
 def test_a_dry_run_shows_the_difference(
-    monkeypatch: pytest.MonkeyPatch, found: Any, line: str, text: str
+    monkeypatch: pytest.MonkeyPatch, found: Any, line: str, planned: dict[str, Any], text: str
 ) -> None:
-    rest = RestApi(monkeypatch, GET=found)
+    is_new = found is None and " create " in line
+    rest = RestApi(monkeypatch, GET=found, PUT=planned | {"isNew": is_new})
     done = run(*line.split(), "--dry-run")
     noun, _, name = line.split()[:3]
     assert (done.exit_code, done.output) == (0, f"{noun} {name} would be {text}\n")
-    assert rest.asked == ["GET"]
+    assert rest.asked == ["GET", "PUT dry"]
 
 
 @pytest.mark.parametrize(
