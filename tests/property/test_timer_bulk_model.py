@@ -21,7 +21,7 @@ from tests.support.seeds import seeds
 from tests.support.worlds.timer_bulk_world import CANCEL, FIRE, RESCHEDULE, TimerBulkWorld
 from tests.support.worlds.timer_world import DAY_MS, HOUR_MS, MINUTE_MS
 from tidemill.broker.engine.layout.operation import Operation, OperationKind
-from tidemill.broker.engine.timer.bulk_changes import TimerChange
+from tidemill.broker.engine.timer.due_change import TimerChange
 from tidemill.broker.engine.timer.status import TimerState
 
 STEPS = 40

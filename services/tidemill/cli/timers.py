@@ -91,8 +91,26 @@ MaxCount = Annotated[
         help="Change nothing if more timers match. Default: as many as the dry run finds.",
     ),
 ]
+At = Annotated[str | None, typer.Option(metavar=INSTANT, help="Deliver at this time, not earlier.")]
+Delay = Annotated[str | None, typer.Option(metavar=DURATION, help="Delay from now, such as 1h30m.")]
+Later = Annotated[
+    str | None, typer.Option(metavar=DURATION, help="Later than each timer is due now.")
+]
+Earlier = Annotated[
+    str | None, typer.Option(metavar=DURATION, help="Earlier than each timer is due now.")
+]
+Spread = Annotated[
+    str | None, typer.Option(metavar=DURATION, help="Spread the due times over this time.")
+]
+Expect = Annotated[
+    str | None,
+    typer.Option(
+        metavar=INSTANT,
+        help="Of a single timer: fail if it is due at another time, because somebody has moved it.",
+    ),
+]
 Rate = Annotated[
-    int | None, typer.Option(min=1, max=10_000, help="Most timers per second. Default: 5,000.")
+    int | None, typer.Option(min=1, max=10_000, help="Most timers per second. Default: 2,500.")
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for the end of the operation.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
@@ -272,29 +290,12 @@ def _message_of(timer: Json) -> str:
 def reschedule_timer(
     context: typer.Context,
     timers: TimerIds = None,
-    at: Annotated[
-        str | None, typer.Option(metavar=INSTANT, help="Deliver at this time, not earlier.")
-    ] = None,
-    delay: Annotated[
-        str | None, typer.Option(metavar=DURATION, help="Delay from now, such as 1h30m.")
-    ] = None,
-    later: Annotated[
-        str | None, typer.Option(metavar=DURATION, help="Later than each timer is due now.")
-    ] = None,
-    earlier: Annotated[
-        str | None, typer.Option(metavar=DURATION, help="Earlier than each timer is due now.")
-    ] = None,
-    spread: Annotated[
-        str | None, typer.Option(metavar=DURATION, help="Spread the due times over this time.")
-    ] = None,
-    expect: Annotated[
-        str | None,
-        typer.Option(
-            metavar=INSTANT,
-            help="Of a single timer: fail if it is due at another time, because somebody has moved"
-            " it.",
-        ),
-    ] = None,
+    at: At = None,
+    delay: Delay = None,
+    later: Later = None,
+    earlier: Earlier = None,
+    spread: Spread = None,
+    expect: Expect = None,
     broker: Broker = None,
     topic: FilterTopic = None,
     key: FilterKey = None,

@@ -9,8 +9,9 @@ from tests.support.worlds.engine_world import TOPIC, blob
 from tests.support.worlds.timer_world import TimerWorld
 from tidemill.broker.engine.layout.numbers import QueueId, TimerId, TopicId
 from tidemill.broker.engine.layout.operation import Operation, OperationBegun, OperationKind
-from tidemill.broker.engine.timer.bulk_changes import TimerChange, TimerOutcome
+from tidemill.broker.engine.timer.bulk_changes import TimerOutcome
 from tidemill.broker.engine.timer.bulk_matches import TimerCount, TimerFilter
+from tidemill.broker.engine.timer.due_change import TimerChange
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.message import stored_message
 

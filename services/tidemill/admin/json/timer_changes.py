@@ -131,7 +131,7 @@ class TimersRequest(ExclusiveSchema):
         None,
         ge=1,
         le=10_000,
-        description="Of an operation: most timers per second. Default: 5,000.",
+        description="Of an operation: most timers per second. Default: 2,500.",
     )
 
     @model_validator(mode="after")

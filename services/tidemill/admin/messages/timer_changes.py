@@ -32,7 +32,7 @@ from tidemill.common.errors import BadRequest, BrokerGroupNotFound
 from tidemill.security.acl import Action, topic_resource
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
-RATE_PER_S: Final = 5_000  # default
+RATE_PER_S: Final = 2_500  # default
 SAMPLE_MAX: Final = 10
 TOPICS_SHOWN_MAX: Final = 20
 HOURS_SHOWN_MAX: Final = 100
@@ -40,7 +40,7 @@ NOUN: Final = "timers"
 
 
 class TimerCaller(NamedTuple):
-    """The caller of a change: what it may do, and how records name it."""
+    """The caller of a change: its rights, its name, and the author for records."""
 
     access: RequestAccess
     name: str
@@ -48,7 +48,7 @@ class TimerCaller(NamedTuple):
 
 
 class TimerAction(NamedTuple):
-    """A kind of change, and the rights of which a topic needs one."""
+    """A kind of change, and its rights on a topic; one of them is enough."""
 
     kind: pb.OperationKind.ValueType
     rights: tuple[Action, ...]
@@ -232,7 +232,7 @@ class _IdChange:
         self.stopped_by: str | None = None
 
     async def plan(self, ids: Sequence[_TimerId]) -> Outcomes:
-        """Return what the change would do, and check the rights on each topic."""
+        """Return the outcomes that the change would have. Check the rights on each topic."""
         outcomes: Outcomes = {}
         brokers = list(dict.fromkeys(one.broker for one in ids))
         for broker in brokers:

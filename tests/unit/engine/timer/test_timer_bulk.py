@@ -19,7 +19,8 @@ from tidemill.broker.engine.layout.operation import (
 from tidemill.broker.engine.metadata.operations import Operations
 from tidemill.broker.engine.timer import bulk_matches
 from tidemill.broker.engine.timer import keyed as keyed_module
-from tidemill.broker.engine.timer.bulk_changes import TimerChange, TimerOutcome
+from tidemill.broker.engine.timer.bulk_changes import TimerOutcome
+from tidemill.broker.engine.timer.due_change import TimerChange
 from tidemill.broker.engine.timer.status import TimerState
 
 DONE, CANCELLED = OperationState.DONE, OperationState.CANCELLED

@@ -51,7 +51,7 @@ _FILTER: Final = (
     Field("filter.dueFromMs", "Due from", FieldKind.TIME),
     Field("filter.dueToMs", "Due before", FieldKind.TIME),
 )
-_RATE: Final = Field("ratePerSecond", "Most per second", FieldKind.NUMBER, "Default: 5,000.")
+_RATE: Final = Field("ratePerSecond", "Most per second", FieldKind.NUMBER, "Default: 2,500.")
 
 
 def _outcomes(found: Document) -> Rows:

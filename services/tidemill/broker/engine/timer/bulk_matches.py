@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import Catalog
     from tidemill.broker.engine.tally import Tally
     from tidemill.broker.engine.timer.body import TimerBodies
-    from tidemill.broker.engine.timer.bulk_changes import TimerChange
+    from tidemill.broker.engine.timer.due_change import TimerChange
     from tidemill.broker.engine.timer.index import TimerIndex
 
 TABLE_PAGES_A_STEP: Final = 32  # 16,384 entries, about a millisecond

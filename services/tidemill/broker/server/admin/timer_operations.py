@@ -14,8 +14,9 @@ from tidemill.broker.engine.layout.numbers import TimerId, TopicId
 from tidemill.broker.engine.layout.operation import OperationKind
 from tidemill.broker.engine.metadata.settled_letters import DEAD_LETTER_LEVEL
 from tidemill.broker.engine.tally import Allowance
-from tidemill.broker.engine.timer.bulk_changes import SPREAD_MS_MAX, TimerChange, TimerOutcome
+from tidemill.broker.engine.timer.bulk_changes import TimerOutcome
 from tidemill.broker.engine.timer.bulk_matches import TimerCount, TimerFilter
+from tidemill.broker.engine.timer.due_change import SPREAD_MS_MAX, TimerChange
 from tidemill.broker.engine.timer.keyed import KEY_MATCHES_MAX
 from tidemill.broker.server.admin.lookup import find_topic
 from tidemill.broker.server.admin.operation_subjects import BulkStart
