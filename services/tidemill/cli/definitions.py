@@ -94,7 +94,7 @@ def apply_definitions(
         query=query,
         headers={"Idempotency-Key": secrets.token_hex(16)},
     )
-    if "operation" not in begun:  # Somebody else has made the changes meanwhile.
+    if "operation" not in begun:  # Another operator has made the changes meanwhile.
         _show_changes(context, begun)
         return
     ended = await_end(context, begun["operation"]["id"])
@@ -175,12 +175,14 @@ def _read(file: Path) -> Json:
     """Return the content of a file, which is YAML or JSON. End the command if it is neither."""
     import yaml  # Most commands need no YAML.
 
+    from tidemill.common.yaml_loader import load_yaml
+
     try:
         text = sys.stdin.read() if file == STDIN else file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         fail(f"{file} cannot be read: {error}", EXIT_USAGE)
     try:
-        found = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+        found = load_yaml(text)
     except yaml.YAMLError as error:
         fail(f"{file} is neither YAML nor JSON: {error}", EXIT_USAGE)
     if not isinstance(found, dict):

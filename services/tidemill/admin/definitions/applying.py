@@ -16,7 +16,7 @@ from tidemill.common.errors import Conflict, Forbidden, RequestError
 AT_ONCE: Final = 8  # dry runs
 SHOWN_MAX: Final = 5  # refused changes in an error
 _DRY: Final = {"dryRun": True}
-# The counts of the dry run of a deletion that are no loss.
+# Fields of a deletion that count no loss.
 _NO_LOSS: Final = frozenset({"dryRun", "by", "topic", "group", "user", "role", "quota"})
 
 
@@ -61,7 +61,7 @@ async def apply_changes(
 
 
 class _Made:
-    """The users and roles that a file makes, whose dry runs do not know each other."""
+    """The new users and roles of a file. The dry run of one does not know the others."""
 
     def __init__(self, changes: Sequence[PlannedChange]) -> None:
         new = [change for change in changes if change.action is DefinitionAction.CREATE]
@@ -96,7 +96,7 @@ async def _make(calls: RestCalls, change: PlannedChange, *, is_dry: bool) -> Doc
     try:
         return (await calls.call(method, change.path, query, change.body)).document
     except CallProblem as problem:
-        # Of users and roles: the object was deleted by somebody else, which is as wanted.
+        # Another operator has deleted the object.
         if method == "DELETE" and problem.status is HTTPStatus.NOT_FOUND:
             return {}
         raise

@@ -44,7 +44,7 @@ def _quota_name(one: Definition) -> str:
     return f"{one['kind']}/{one['subject']}"
 
 
-# In the order in which objects are made: a user needs its roles, and a quota its subject.
+# The order of their creation: a user needs its roles, and a quota its subject.
 TYPES: Final = (
     DefinitionType(DefinitionKind.ROLE, "roles", _name, role_settings),
     DefinitionType(DefinitionKind.USER, "users", _name, user_settings),
@@ -79,7 +79,7 @@ class PlannedChange(NamedTuple):
 def planned_changes(
     current: Definitions, wanted: Definitions, *, prune: bool
 ) -> list[PlannedChange]:
-    """Return the changes in the order in which they are made. Raises Conflict."""
+    """Return the changes in the order of their execution. Raises Conflict."""
     changes: list[PlannedChange] = []
     deletions: list[PlannedChange] = []
     for type_ in TYPES:

@@ -30,3 +30,11 @@ def unknown_text(kind: str, name: str, known: Iterable[str]) -> str:
     if near is not None:
         text += f"; did you mean {near!r}?"
     return f"{text}; known are {', '.join(listed)}" if listed else text
+
+
+class UnknownField(ValueError):
+    """A body has a field that nobody knows. The text names the nearest and all known ones."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(unknown_text("field", name, known))
+        self.name = name

@@ -13,10 +13,10 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from tidemill.admin.http.nearest import NAME_CHARS_MAX
+from tidemill.admin.http.nearest import NAME_CHARS_MAX, UnknownField
 from tidemill.admin.http.preconditions import current_of
 from tidemill.admin.http.request_access import READS, access_of
 from tidemill.common.errors import (
@@ -51,6 +51,8 @@ log = structlog.get_logger()
 
 class ProblemView(BaseModel):
     """An error in the format of RFC 9457."""
+
+    model_config = ConfigDict(populate_by_name=True)
 
     type: str = Field(BLANK, description="Kind of problem, as defined by RFC 9457.")
     title: str = Field(description="Name of the error.")
@@ -164,7 +166,7 @@ def problem(
         detail=detail,
         code=code,
         field=field,
-        retryAfterMs=RETRY_AFTER_S * 1_000 if status in _RETRIABLE else None,
+        retry_after_ms=RETRY_AFTER_S * 1_000 if status in _RETRIABLE else None,
         command=command and command.group(1),
         current=current,
     )
@@ -179,8 +181,9 @@ _RETRIABLE = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 def _place(error: Mapping[str, Any], *, with_unknown: bool = False) -> str:
     """Return the path of a wrong field in the request. Optionally with the unknown name itself."""
     parts = [str(part) for part in error["loc"][1:]]
-    if with_unknown and (unknown := error.get("ctx", {}).get("field")):
-        parts.append(str(unknown))
+    cause = error.get("ctx", {}).get("error")
+    if with_unknown and isinstance(cause, UnknownField):
+        parts.append(cause.name)
     return ".".join(parts)
 
 

@@ -21,9 +21,8 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import PydanticCustomError
 
-from tidemill.admin.http.nearest import unknown_text
+from tidemill.admin.http.nearest import UnknownField
 
 EXACT_MAX = 2**53  # JSON parsers may round larger integers
 Millis = Annotated[int, Field(strict=True, ge=1, le=366 * 24 * 3600 * 1000)]
@@ -121,8 +120,7 @@ class Schema(BaseModel):
             raise ValueError(f"{len(value)} fields; at most {FIELDS_MAX} are allowed")
         for name in value:
             if name not in cls.model_fields and name not in cls._known():
-                text = unknown_text("field", str(name), cls._known())
-                raise PydanticCustomError("unknown_field", "{text}", {"text": text, "field": name})
+                raise UnknownField(str(name), cls._known())
         return {name: _integral(field) for name, field in value.items()}
 
     @classmethod

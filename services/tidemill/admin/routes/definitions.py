@@ -1,4 +1,4 @@
-"""Definitions: the configuration of a cluster as one file."""
+"""The definitions of a cluster: read, apply and convert them."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ async def get_definitions(
 ) -> Definitions:
     """Return the configuration of the cluster: roles, users, topics, consumer groups and quotas.
 
-    It has what the caller may get, in a fixed order, and no secrets. Runtime data is missing: users
-    of clients, positions of consumer groups, pauses, bans and tokens.
+    It leaves out objects without the right Get, and has a fixed order and no secrets. Positions of
+    consumer groups, pauses, bans and tokens are no definitions.
     """
     found = await read_definitions(cluster, items, access)
     text = json.dumps(found.model_dump(mode="json", by_alias=True, exclude_unset=True))

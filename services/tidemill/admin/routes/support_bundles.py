@@ -28,7 +28,7 @@ from tidemill.common.errors import Conflict, OperationNotFound
 from tidemill.stubs.tidemill.process.v1 import process_pb2 as pb
 
 router = APIRouter(tags=["processes"])
-# The files by which an operation counts its progress.
+# The progress of an operation counts these files.
 COUNTED: Final = tuple(f"{path.strip('/')}.json" for path in (*DOCUMENTS, *LISTS))
 MEDIA_TYPE: Final = "application/gzip"
 FILE: Final[dict[int | str, dict[str, Any]]] = {
@@ -60,7 +60,7 @@ async def make_support_bundle(
     caller: Caller,
     key: OperationKey,
 ) -> SupportBundleView:
-    """Collect documents and log lines of the whole cluster for somebody who helps.
+    """Collect documents and log lines of the whole cluster, for support.
 
     It has no bodies of messages and no secrets, and nothing that the caller may not read.
     """

@@ -69,7 +69,7 @@ class _ChangeRequest(Protocol):
     def expected(self) -> pb.ExpectedVersion:
         """The expected version, if it is set."""
 
-    def HasField(self, field_name: Literal["expected"]) -> bool:
+    def HasField(self, _name: Literal["expected"], /) -> bool:
         """Return whether the field is set."""
 
 
