@@ -150,7 +150,7 @@ class Model:
         """Run an operation on all open dead letters, and disturb it."""
         if not self.letters:
             return
-        kind = self.random.choice(list(OperationKind))
+        kind = self.random.choice((OperationKind.REPLAY, OperationKind.DISCARD))
         state = "REPLAYED" if kind is OperationKind.REPLAY else "DISCARDED"
         id_ = self.world.begin_operation(kind, rate_per_s=self.random.choice((20, 10_000))).id
         count = 0
