@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import httpx
 import pytest
@@ -23,7 +25,7 @@ def http(running: Standalone) -> Iterator[httpx.Client]:
         yield client
 
 
-RESOURCES = {
+RESOURCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "/topics/bills": ({"deliverySpreadMs": 5}, {"deliverySpreadMs": 6}),
     "/groups/payers": ({"maxAttempts": 3}, {"maxAttempts": 4}),
     "/roles/sellers": ({"entries": []}, {"entries": [{"resource": "*", "actions": ["Get"]}]}),
@@ -124,11 +126,15 @@ def test_enum_values_match_in_any_case(http: httpx.Client) -> None:
     assert http.put("/topics/cases", json={"messageType": "FIFI"}).status_code == 400
 
 
+def is_named(http: httpx.Client, path: str, near: str) -> bool:
+    return f"did you mean {near!r}?" in http.get(path).json()["detail"]
+
+
 def test_an_error_about_a_missing_name_has_the_nearest_one(http: httpx.Client) -> None:
     http.put("/topics/invoices", json={}).raise_for_status()
     http.put("/groups/mailers", json={}).raise_for_status()
     for path, near in (("/topics/invoice", "invoices"), ("/groups/mailer", "mailers")):
-        eventually(lambda p=path, n=near: f"did you mean {n!r}?" in http.get(p).json()["detail"])
+        eventually(partial(is_named, http, path, near))
     assert "did you mean" not in http.get("/topics/zebra").json()["detail"]
 
 

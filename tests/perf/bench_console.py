@@ -95,7 +95,7 @@ def first_paint(url: str) -> float | None:
         return None
     if chromium is None:
         return None
-    found = []
+    found: list[float] = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for _ in range(PAINTS):
@@ -104,7 +104,7 @@ def first_paint(url: str) -> float | None:
             page.goto(f"{url}/ui/overview")
             script = "performance.getEntriesByName('first-contentful-paint').map(e => e.startTime)"
             page.wait_for_function(f"{script}.length > 0")
-            found.append(page.evaluate(script)[0])
+            found.append(float(page.evaluate(script)[0]))
             context.close()
         browser.close()
     return round(statistics.median(found), 1)
