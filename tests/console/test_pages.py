@@ -189,6 +189,9 @@ def test_a_chart_has_a_table_and_a_range(visitor: Visitor, world: ConsoleWorld) 
     world.send("orders", "counted")
     with visitor.page("/ui/topics/orders") as page:
         page.get_by_role("img", name="Messages per second").wait_for(timeout=60_000)
+        # A line needs two numbers, and there is one every 5 s.
+        line = page.locator(".line").first
+        eventually(lambda: len((line.get_attribute("points") or "").split()) > 2)
         page.get_by_role("link", name="24h").click()
         page.get_by_role("link", name="table").click()
         page.get_by_role("columnheader", name="Acked/s").wait_for()

@@ -103,8 +103,9 @@ def first_paint(url: str) -> float | None:
             page = context.new_page()
             page.goto(f"{url}/ui/overview")
             script = "performance.getEntriesByName('first-contentful-paint').map(e => e.startTime)"
-            page.wait_for_function(f"{script}.length > 0")
-            found.append(float(page.evaluate(script)[0]))
+            while not (paints := page.evaluate(script)):
+                page.wait_for_timeout(10)
+            found.append(float(paints[0]))
             context.close()
         browser.close()
     return round(statistics.median(found), 1)

@@ -12,8 +12,8 @@ from markupsafe import Markup
 
 from tidemill.admin.console.rendering import time_text
 
-WIDTH, HEIGHT = 640, 120  # of a chart, in units of its view box
-LEFT, BOTTOM = 56, 18  # for the texts of the axes
+WIDTH, HEIGHT = 640, 160  # of a chart, in units of its view box
+LEFT, BOTTOM = 76, 22  # for the texts of the axes
 SPARK_WIDTH, SPARK_HEIGHT = 90, 20
 POINTS_MAX: Final = 240  # of a line: more points would be closer than two units
 
@@ -56,8 +56,8 @@ def chart(
     count = max((len(line.values) for line in lines), default=1)
     end_ms = from_ms + max(count - 1, 0) * step_ms
     parts += [
-        _TEXT.format(LEFT - 4, 10, "axis end", text_of(top)),
-        _TEXT.format(LEFT - 4, HEIGHT - BOTTOM, "axis end", text_of(0)),
+        _TEXT.format(LEFT - 6, 14, "axis end", text_of(top)),
+        _TEXT.format(LEFT - 6, HEIGHT - BOTTOM, "axis end", text_of(0)),
         _TEXT.format(LEFT, HEIGHT - 4, "axis", _clock(from_ms)),
         _TEXT.format(WIDTH, HEIGHT - 4, "axis end", _clock(end_ms)),
     ]

@@ -13,7 +13,8 @@ from tidemill.admin.console.page import PageCall, Values, url
 from tidemill.admin.console.rendering import duration_text, number_text, rate_text
 from tidemill.admin.http.rest_calls import Document
 
-RANGES: Final = {"1h": 3_600_000, "24h": 86_400_000}
+# None: the last hour, which has a number every 5 s.
+RANGES: Final[Mapping[str, int | None]] = {"1h": None, "24h": 86_400_000}
 DEFAULT: Final = "1h"
 SPARK_MS: Final = 900_000
 SPARKLINES_MAX: Final = 20  # rows of a table; each is one more call of the REST API
@@ -52,8 +53,8 @@ async def lag_sparklines(call: PageCall, groups: list[Document]) -> Mapping[str,
     return lines
 
 
-async def _find(call: PageCall, object_: str, range_ms: int) -> Document:
-    from_ms = time.time_ns() // 1_000_000 - range_ms
+async def _find(call: PageCall, object_: str, range_ms: int | None) -> Document:
+    from_ms = None if range_ms is None else time.time_ns() // 1_000_000 - range_ms
     return await call.api.get("/history", object=object_, fromMs=from_ms)
 
 

@@ -33,6 +33,7 @@ NAVIGATION: Final = (
     ("/messages", "Messages", "m"),
     ("/clients", "Clients", "c"),
     ("/cluster", "Cluster", "l"),
+    ("/operations", "Operations", "n"),
     ("/settings", "Settings", "e"),
     ("/security", "Security", "s"),
     ("/audit", "Audit", "a"),
