@@ -188,7 +188,7 @@ def test_a_topic_is_tailed_by_its_tag(visitor: Visitor, world: ConsoleWorld) -> 
 def test_a_chart_has_a_table_and_a_range(visitor: Visitor, world: ConsoleWorld) -> None:
     world.send("orders", "counted")
     with visitor.page("/ui/topics/orders") as page:
-        page.get_by_role("img", name="Messages per second").wait_for(timeout=60_000)
+        page.get_by_role("img", name="Messages per second").wait_for(timeout=180_000)
         # A line needs two numbers, and there is one every 5 s.
         line = page.locator(".line").first
         eventually(lambda: len((line.get_attribute("points") or "").split()) > 2)
