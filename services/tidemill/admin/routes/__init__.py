@@ -162,7 +162,7 @@ PutTopicName = Annotated[
     str,
     Path(
         description="Name of the topic, or of a dead-letter topic.",
-        json_schema_extra={"pattern": f"^[A-Za-z0-9_%|-]{{1,{TOPIC_CHARS_MAX}}}$"},
+        json_schema_extra={"pattern": f"^(%DLQ%)?{NAME}$", "maxLength": TOPIC_CHARS_MAX},
     ),
 ]
 OwnTopicName = Annotated[
