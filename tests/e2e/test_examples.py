@@ -29,8 +29,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     with standalone(tmp_path_factory.mktemp("examples") / "data") as started:
         started.put("topics/orders", queues=2)
         started.put("topics/reminders", messageType="DELAY", queues=2)
+        started.put("topics/tasks", queues=2)
         retry = {"customized": {"nextMs": [RETRY_MS]}}
-        started.put("groups/billing", maxAttempts=2, retry=retry)
+        for group in ("billing", "shop"):
+            started.put(f"groups/{group}", maxAttempts=2, retry=retry)
         yield started
 
 
@@ -39,8 +41,13 @@ def program(
     running: Standalone, folder: Path, *arguments: object
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """Run Python with arguments for the block; yield the process and the file of its output."""
-    output = folder / "output"
-    variables = {"ENDPOINT": running.grpc, "TIDEMILL_ADMIN": running.admin, "HOME": str(folder)}
+    output = folder / f"output-{Path(str(arguments[-1])).name}"
+    variables = {
+        "ENDPOINT": running.grpc,
+        "TIDEMILL_ADMIN": running.admin,
+        "HOME": str(folder),
+        "DATABASE": str(folder / "shop.sqlite3"),
+    }
     with output.open("w") as file:
         process = subprocess.Popen(
             [sys.executable, "-u", *map(str, arguments)],
@@ -131,3 +138,38 @@ def test_reminders_are_scheduled_moved_and_cancelled(running: Standalone, tmp_pa
             assert web.delete("/reminders/first").status_code == httpx.codes.NOT_FOUND
         process.send_signal(signal.SIGTERM)
         process.wait(STOP_S)
+
+
+def test_django_tasks_follow_the_commit(running: Standalone, tmp_path: Path) -> None:
+    manage = EXAMPLES / "django_tasks" / "manage.py"
+    with program(running, tmp_path, manage, "migrate", "--run-syncdb") as (process, output):
+        assert process.wait(STOP_S) == 0, output.read_text()
+    with (
+        program(running, tmp_path, manage, "worker") as (worker, output),
+        program(running, tmp_path, manage, "runserver", "--noreload", "127.0.0.1:0") as (_, log),
+    ):
+        eventually(lambda: "started" in output.read_text())
+        address = eventually(lambda: re.search(r"http://127\.0\.0\.1:[1-9][0-9]*", log.read_text()))
+        assert isinstance(address, re.Match)
+        with httpx.Client(base_url=address[0], trust_env=False, timeout=60) as web:
+
+            def order(customer: str, cups: int) -> int:
+                form = {"customer": customer, "cups": str(cups)}
+                return web.post("/orders", data=form).status_code
+
+            assert order("ada", 2) == httpx.codes.CREATED
+            assert order("nobody", 2) == httpx.codes.UNPROCESSABLE_ENTITY
+            assert order("grace", 101) == httpx.codes.CREATED
+            letters = eventually(lambda: running.get("dead-letters?group=shop")["deadLetters"])
+            assert [each["attempts"] for each in letters] == [2]
+            assert "attempt 2 of" in output.read_text()
+            eventually(lambda: running.lag("shop") == 0)
+            # The rollback sent no task and stored no order.
+            assert output.read_text().count("done confirm") == 1
+            assert output.read_text().count("attempt 1 of") == 1
+            orders = web.get("/orders").json()["orders"]
+            assert [(one["customer"], one["is_confirmed"]) for one in orders] == [
+                ("ada", True),
+                ("grace", False),
+            ]
+        stop(worker, output)
