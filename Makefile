@@ -61,7 +61,7 @@ PACKAGES = $$(sed -nE '/win32/d; s/^([A-Za-z0-9._-]+)(\[.*\])?==.*/\1/p' require
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-pipeline run demo test test-core test-pipeline heavy large shake night sim sim-mutants soak fuzz cluster-test meta-store-test lint types fmt proto docs charts dashboards image image-pipeline package bench bench-compare ci lock clean
+.PHONY: help setup setup-pipeline run demo test test-core test-pipeline heavy large shake night sim sim-mutants soak fuzz cluster-test meta-store-test lint types fmt proto docs charts dashboards image image-test image-pipeline package bench bench-compare ci lock clean
 .PHONY: $(addprefix tool-,spark node go java rust h2spec grafana promtool prometheus helm kube-score ct buf browser)
 
 help: ## List the targets.
@@ -229,6 +229,9 @@ charts: setup tool-helm ## Render the chart again into tests/chart/golden, and i
 
 image: ## Build the image of each process (TAG=dev), and record sizes, start times and SBOMs in build/image.
 	@deploy/image/make $(TAG)
+
+image-test: setup ## Build the image, start compose.yaml, and send, receive and remove all of it (needs Docker).
+	$(PYTEST) -q -rs -m heavy tests/image $(ARGS)
 
 image-pipeline: ## Build the image of the data pipeline, with Spark and Java (TAG=dev).
 	docker build --file deploy/spark/Dockerfile --tag tidemill-spark:$(TAG) .

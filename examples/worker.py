@@ -21,7 +21,7 @@ from rocketmq import (
     PushConsumer,
 )
 
-TOPIC, GROUP = "orders", "billing"
+TOPIC, GROUP = os.environ.get("TOPIC", "orders"), os.environ.get("GROUP", "billing")
 ENDPOINT = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("ENDPOINT", "127.0.0.1:8081")
 
 
