@@ -161,13 +161,17 @@ def test_the_command_line_moves_definitions_between_clusters(
 
 
 def test_the_command_line_converts_a_foreign_file(running: Standalone, tmp_path: Path) -> None:
-    foreign = {"exchanges": [{"vhost": "/", "name": "a.b", "type": "fanout"}]}
+    foreign = {
+        "vhosts": [{"name": "/"}],
+        "exchanges": [{"vhost": "/", "name": "a.b", "type": "fanout"}],
+    }
     exported = tmp_path / "rabbit.json"
     exported.write_text(json.dumps(foreign))
     converted = tidemill(running, "definitions", "convert", str(exported), "--from", "rabbitmq")
     assert converted.returncode == 0, converted.stderr
     assert yaml.safe_load(converted.stdout)["topics"] == [{"name": "a-b"}]
     assert "exchange / a.b" in converted.stderr
+    assert "converted vhost / -> names without a namespace\n" in converted.stderr
     applied = tidemill(running, "definitions", "apply", "-", "--yes", sent=converted.stdout)
     assert applied.returncode == 0, applied.stderr
     with client_of(running) as http:

@@ -133,8 +133,8 @@ def convert_definitions(
         context, "POST", "/definitions:convert", body=exported, query={"from": source.value}
     )
     for one in found["report"]:
-        target = f" -> {one['target']}" if "target" in one else ""
-        reason = f": {one['reason']}" if "reason" in one else ""
+        target = f" -> {one['target']}" if one["target"] else ""
+        reason = f": {one['reason']}" if one["reason"] else ""
         typer.echo(f"{one['outcome'].lower():9} {one['source']}{target}{reason}", err=True)
     counts = Counter(one["outcome"].lower() for one in found["report"])
     typer.echo(", ".join(f"{count} {outcome}" for outcome, count in counts.items()), err=True)

@@ -209,7 +209,7 @@ class _Conversion:
         words = tags.split(",") if isinstance(tags, str) else [str(each) for each in tags]
         reasons = [renamed, f"its password is not portable: tidemill user rotate {own}"]
         if "administrator" in words:
-            reasons.append(f"it was an administrator: tidemill user set {own} --super")
+            reasons.append(f"it was an administrator: tidemill user set {own} --type super")
         reasons.append("it is disabled")
         self.report.objects["users"][own] = {"enabled": False, "entries": []}
         self.report.changed(source, f"user {own}", *reasons)

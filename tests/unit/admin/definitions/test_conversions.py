@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from tests.unit.test_pages import refusal
 from tidemill.admin.definitions.from_rabbitmq import converted_from_rabbitmq
 from tidemill.admin.definitions.from_rocketmq import converted_from_rocketmq
 from tidemill.admin.json.definitions import ConversionOutcome, ConversionView
@@ -205,3 +207,11 @@ def test_a_strange_file_of_rabbitmq_is_refused(exported: dict[str, Any], reason:
 def test_a_strange_file_of_rocketmq_is_refused(exported: dict[str, Any], reason: str) -> None:
     with pytest.raises(Conflict, match=reason):
         converted_from_rocketmq(exported)
+
+
+def test_a_report_names_commands_that_there_are() -> None:
+    view = converted_from_rabbitmq({"users": [{"name": "ops", "tags": "administrator"}]})
+    reasons = "; ".join(row.reason or "" for row in view.report)
+    commands = re.findall(r"tidemill [^;]+", reasons)
+    assert [one.split()[2] for one in commands] == ["rotate", "set"]
+    assert [why for one in commands if (why := refusal(one))] == []
