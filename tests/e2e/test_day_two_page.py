@@ -1,4 +1,4 @@
-"""The commands of the page for operators run as printed."""
+"""The commands of the pages for operators run as printed, and the codes exist."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from tests.support.clients.api import api, message
 from tests.support.clients.commands import tidemill
 from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone, standalone
+from tidemill.common.errors import CODES
 from tidemill.common.exit_codes import EXIT_PROBLEM
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations" / "day-two.md"
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations"
+PAGE = OPERATIONS / "day-two.md"
+TROUBLESHOOTING = OPERATIONS / "troubleshooting.md"
 # The commands of these verbs need several processes or a stop, and have their own tests.
 ELSEWHERE = (
     "standalone",
@@ -25,12 +29,15 @@ ELSEWHERE = (
     "broker-group drain",
     "broker-group undrain",
     "broker-group transfer",
+    "replica",
 )
+NAMES = v2.Code.DESCRIPTOR.values_by_number
+PLACEHOLDER = re.compile(r"\b(ID|KEY)\b")
 
 
-def commands() -> list[str]:
+def commands(page: Path) -> list[str]:
     """Return the commands of the second column of each table."""
-    rows = [line.split("|") for line in PAGE.read_text("utf-8").splitlines() if "|" in line]
+    rows = [line.split("|") for line in page.read_text("utf-8").splitlines() if "|" in line]
     cells = [row[2] for row in rows if len(row) > 3]
     return [one for cell in cells for one in re.findall(r"`tidemill ([^`]+)`", cell)]
 
@@ -40,6 +47,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     with standalone(tmp_path_factory.mktemp("day-two") / "data") as started:
         started.put("topics/orders", messageType="NORMAL", queues=8)
         started.put("groups/billing", maxAttempts=1)
+        started.put("users/shop")
         eventually(lambda: len(started.get("processes")["items"]) == 3)
         asyncio.run(fail_one_and_hold_one(started))
         eventually(lambda: started.get("dead-letters")["deadLetters"])
@@ -54,10 +62,10 @@ async def fail_one_and_hold_one(running: Standalone) -> None:
                 pass
 
 
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize("command", sorted({*commands(PAGE), *commands(TROUBLESHOOTING)}))
 def test_a_command_of_the_page_works(running: Standalone, command: str) -> None:
     arguments = shlex.split(command)
-    if command.startswith(ELSEWHERE):
+    if command.startswith(ELSEWHERE) or PLACEHOLDER.search(command):
         arguments = [*shlex.split(command)[:2], "--help"]
     done = tidemill(running, *arguments)
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
@@ -71,4 +79,24 @@ def test_the_doctor_finds_the_dead_letter(running: Standalone) -> None:
 
 
 def test_the_page_answers_every_question_of_a_night() -> None:
-    assert len(commands()) >= 23
+    assert len(commands(PAGE)) >= 23
+
+
+def test_the_codes_of_the_page_are_those_of_the_errors() -> None:
+    rows = re.findall(
+        r"^\| ([0-9, to]+) \| (.+?) \| ([0-9, ]+) \|",
+        TROUBLESHOOTING.read_text("utf-8"),
+        re.MULTILINE,
+    )
+    of_page: dict[int, set[int]] = {}
+    for numbers, names, statuses in rows:
+        codes = [int(number) for number in re.findall(r"\d+", numbers)]
+        found = {int(status) for status in statuses.split(", ")}
+        if " to " in numbers:
+            codes = list(range(codes[0], codes[1] + 1))
+        else:
+            assert re.findall("`([A-Z_]+)`", names) == [NAMES[code].name for code in codes]
+        for code in codes:
+            of_page[code] = of_page.get(code, set()) | found
+    for error, one in CODES.items():
+        assert one.http.value in of_page[one.rocketmq], error
