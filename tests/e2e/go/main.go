@@ -542,7 +542,7 @@ func consumeAll(given arguments) {
 func main() {
 	scenario := map[string]func(arguments){
 		"roundTrip": roundTrip, "redelivery": redelivery, "priorities": priorities, "push": push, "consumeAll": consumeAll,
-		"loop": loop, "stay": stay, "sqlPush": sqlPush, "rejected": rejected,
+		"loop": loop, "guide": guide, "stay": stay, "sqlPush": sqlPush, "rejected": rejected,
 		"transaction": transaction, "pushFifo": pushFifo, "delayed": recall, "lite": lite, "dedup": dedup,
 	}[os.Args[1]]
 	var given arguments

@@ -3,6 +3,8 @@
 //! Prints facts as JSON lines on standard output and judges nothing. The client has no push consumer,
 //! and neither changes invisible durations nor recalls.
 
+mod guide;
+
 use std::env;
 use std::sync::mpsc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -270,6 +272,9 @@ impl Client {
 #[tokio::main]
 async fn main() -> Outcome {
     let arguments: Vec<String> = std::env::args().collect();
+    if arguments[1] == "guide" {
+        return guide::run().await;
+    }
     let given: Value = serde_json::from_str(&arguments[2]).expect("JSON");
     let text = |name: &str| given[name].as_str().expect(name).to_string();
     let endpoint = given["endpoints"][0].as_str().expect("an endpoint").to_string();
