@@ -315,7 +315,7 @@ def test_with_users_pages_need_a_login_and_show_what_the_user_may_see(tmp_path: 
 def test_definitions_are_applied_after_their_effect_is_shown(
     running: Standalone, browser: httpx.Client
 ) -> None:
-    path, file = "/settings-definitions/apply", "topics:\n  - name: defined\n    queues: 3\n"
+    path, file = "/settings-definitions/apply", '{"topics": [{"name": "defined", "queues": 3}]}'
     shown = sent(browser, path, file=file, show="1")
     assert "create topic defined" in shown.text
     assert "Make 1 changes" in shown.text
@@ -323,11 +323,14 @@ def test_definitions_are_applied_after_their_effect_is_shown(
     [plan] = re.findall(r'name="planned" value="([^"]*)"', shown.text)
     unseen = sent(browser, path, file=file.replace("3", "4"), planned=plan)
     assert "are not those of the shown effect" in unseen.text
-    begun = sent(browser, path, file=file, planned=plan)
+    [tag] = re.findall(r'name="etag" value="([^"]*)"', shown.text)
+    stale = sent(browser, path, file=file, planned=plan, etag='"0"')
+    assert "the cluster has changed since the dry run" in stale.text
+    begun = sent(browser, path, file=file, planned=plan, etag=unescape(tag))
     assert begun.url.path.startswith("/ui/operations/admin")
     eventually(lambda: "<strong>done</strong>" in browser.get(str(begun.url)).text)
     assert "defined" in browser.get("/topics/defined").text
-    for strange in ("a: [", "5", "&a [*a]", "topics: 7"):
+    for strange in ("a: [", "5", "[" * 100_000, '{"topics": 7}'):
         refused = sent(browser, path, file=strange, show="1")
         assert 'class="alarm"' in refused.text, strange
 

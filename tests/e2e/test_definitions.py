@@ -109,6 +109,44 @@ def test_a_refused_change_refuses_the_whole_file(running: Standalone) -> None:
         assert "did you mean 'queues'?" in unknown.json()["detail"]
 
 
+def test_a_file_is_not_applied_to_another_state_than_its_dry_run(running: Standalone) -> None:
+    """Otherwise an object that was made since then would be deleted, unseen."""
+    with client_of(running) as http:
+        file = {"topics": [{"name": "kept"}]}
+        query = {"prune": "true"}
+        planned = http.post("/definitions:apply", json=file, params={**query, "dryRun": "true"})
+        http.put("/topics/unseen", json={}).raise_for_status()
+        tag = {"If-Match": planned.json()["etag"]}
+        refused = http.post("/definitions:apply", json=file, params=query, headers=tag)
+        assert (refused.status_code, refused.json()["title"]) == (412, "PreconditionFailed")
+        assert http.get("/topics/unseen").status_code == 200
+        planned = http.post("/definitions:apply", json=file, params={**query, "dryRun": "true"})
+        assert planned.json()["etag"] == http.get("/definitions").headers["ETag"]
+        tag = {"If-Match": planned.json()["etag"]}
+        begun = http.post("/definitions:apply", json=file, params=query, headers=tag)
+        assert begun.status_code == 202
+        assert wait_until_done(http, begun.json()["operation"])["state"] == "DONE"
+        assert http.get("/topics/unseen").status_code == 404
+
+
+def test_a_new_user_may_have_a_quota_with_some_limits(running: Standalone) -> None:
+    with client_of(running) as http:
+        quota = {"kind": "user", "subject": "zoe", "publishMessagesPerS": 7}
+        applied = apply(http, {"users": [{"name": "zoe"}], "quotas": [quota]})
+        assert applied["operation"]["state"] == "DONE"
+        assert http.get("/quotas/user/zoe").json()["publishMessagesPerS"] == 7
+
+
+def test_a_file_with_many_refused_changes_makes_few_calls(running: Standalone) -> None:
+    with client_of(running) as http:
+        file = {"topics": [{"name": f"t{number}", "queues": 9_999} for number in range(200)]}
+        assert http.post("/definitions:apply", json=file).status_code == 400
+        wrong = [{"name": f"%RETRY%{number}"} for number in range(200)]
+        refused = http.post("/definitions:apply", json={"topics": wrong})
+        assert refused.status_code == 409
+        assert refused.json()["detail"].count("topic %RETRY%") <= 13, "five, and those in progress"
+
+
 def test_a_repeated_key_returns_the_operation_that_it_has_begun(running: Standalone) -> None:
     with client_of(running) as http:
         key = {"Idempotency-Key": "first"}

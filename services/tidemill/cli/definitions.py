@@ -92,7 +92,7 @@ def apply_definitions(
         "/definitions:apply",
         body=definitions,
         query=query,
-        headers={"Idempotency-Key": secrets.token_hex(16)},
+        headers={"Idempotency-Key": secrets.token_hex(16), "If-Match": planned["etag"]},
     )
     if "operation" not in begun:  # Another operator has made the changes meanwhile.
         _show_changes(context, begun)
@@ -187,7 +187,10 @@ def _read(file: Path) -> Json:
         fail(f"{file} is neither YAML nor JSON: {error}", EXIT_USAGE)
     if not isinstance(found, dict):
         fail(f"{file} has no definitions; see `tidemill definitions export`", EXIT_USAGE)
-    return found
+    try:
+        return json.loads(json.dumps(found, default=str))  # A date of YAML becomes its text.
+    except TypeError as error:
+        fail(f"{file} has a value that JSON does not have: {error}", EXIT_USAGE)
 
 
 def _print_file(context: typer.Context, definitions: Json) -> None:

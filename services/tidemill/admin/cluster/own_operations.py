@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Final, final
 
 import structlog
 
+from tidemill.admin.http.request_access import RequestAccess
 from tidemill.admin.json.operations import (
     ERRORS_MAX,
     OperationErrorView,
@@ -34,7 +35,7 @@ class OwnOperation:
 
     def __init__(self, view: OperationView, *, user: str, key: str | None, digest: str) -> None:
         self._view = view
-        self.user = user  # that started it; "": no verified user
+        self.user = user  # the owner that started it; see `owner_of`
         self.key = key  # of the Idempotency-Key and the user; None: none
         self.digest = digest  # of the request
         self.is_cancelled = False
@@ -76,6 +77,32 @@ class OwnOperations:
         self._operations: dict[str, OwnOperation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._begun = 0
+        self._is_planning = False
+
+    @contextlib.contextmanager
+    def planning(self) -> Iterator[None]:
+        """Prepare one operation at a time: it takes many calls. Raises Overloaded."""
+        if self._is_planning:
+            raise Overloaded("another file of definitions is compared now; try again")
+        self._is_planning = True
+        try:
+            yield
+        finally:
+            self._is_planning = False
+
+    def check_room(self, user: str) -> None:
+        """Check that an owner may start one more operation. Raises Overloaded."""
+        running = [one for one in self._operations.values() if one.view.ended_at_ms is None]
+        if user and any(one.user == user for one in running):
+            raise Overloaded(
+                "you have a running operation of the admin process; wait for its end: `tidemill"
+                " operation list --state running`"
+            )
+        if len(running) >= RUNNING_MAX:
+            raise Overloaded(
+                f"{RUNNING_MAX} operations of the admin process run already; wait for the end of"
+                " one: `tidemill operation list --state running`"
+            )
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -120,13 +147,9 @@ class OwnOperations:
     ) -> OwnOperation:
         """Start an operation. `work` counts its items, and stops when it is cancelled.
 
-        Raises Overloaded if RUNNING_MAX others run.
+        Raises Overloaded as `check_room`.
         """
-        if len(self._tasks) >= RUNNING_MAX:
-            raise Overloaded(
-                f"{RUNNING_MAX} operations of the admin process run already; wait for the end of"
-                " one: `tidemill operation list --state running`"
-            )
+        self.check_room(user)
         self._begun += 1
         now_ms = self._clock.wall_ms()
         view = OperationView(
@@ -165,6 +188,14 @@ class OwnOperations:
         ended = [id_ for id_, one in self._operations.items() if one.view.ended_at_ms is not None]
         for id_ in ended[: max(len(ended) - ENDED_MAX, 0)]:
             del self._operations[id_]
+
+
+def owner_of(access: RequestAccess) -> str:
+    """Return the owner of an operation: a later user of the same name is another one.
+
+    "": a caller without a verified user.
+    """
+    return f"{access.user} {access.user_id}" if access.user else ""
 
 
 def _digest(request: Any) -> str:

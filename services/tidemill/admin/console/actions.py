@@ -34,6 +34,7 @@ SHOW: Final = "show"  # the name of the field that asks a posted form for its ef
 COUNTED_AT: Final = "asOfMs"
 COUNTED: Final = "maxCount"
 KEY: Final = "operationKey"
+COMPARED: Final = "etag"  # the name of the field with the ETag of the definitions of a dry run
 KEY_CHARS_MAX: Final = 64
 
 
@@ -111,17 +112,20 @@ async def perform(request: Request, action: PageAction, results: Results) -> Res
     try:
         form = await read_form(request)
         texts = texts_of(action.fields, form, is_sent=True)
+        if action.is_long:
+            await api.get("/session")  # A long text is parsed only for a known caller.
         if SHOW in form:
             return await _show_effect(request, api, action, texts)
         query, body = values_of(action.fields, texts)
         if action.has_dry_run and form.get(PLANNED) != plan_of(texts):
             raise InvalidField("these fields are not those of the shown effect; look at the effect")
-        headers = {}
+        headers: dict[bytes, bytes] = {}
+        if tag := form.get(COMPARED):
+            headers[b"if-match"] = tag.encode("latin-1", "replace")
         if action.begins_operation:
             body = {**body, **_counted(form)}
-            headers = {
-                b"idempotency-key": form.get(KEY, "")[:KEY_CHARS_MAX].encode("latin-1", "replace")
-            }
+            key = form.get(KEY, "")[:KEY_CHARS_MAX]
+            headers[b"idempotency-key"] = key.encode("latin-1", "replace")
         done = await api.call(
             action.method,
             action.rest_path(request.path_params),
@@ -233,6 +237,8 @@ async def _form_values(
                 COUNTED: str(planned["count"]),
                 KEY: secrets.token_hex(16),
             }
+        if "etag" in planned:
+            hidden[COMPARED] = planned["etag"]
     except InvalidField as invalid:
         # The fields of a first visit are empty.
         error = invalid.detail if SENT in request.query_params or request.method == "POST" else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from urllib.parse import parse_qsl
 from fastapi import Request
 from starlette.datastructures import QueryParams
 
-from tidemill.admin.console.yaml_text import json_of_yaml
 from tidemill.admin.http.rest_calls import Document
 
 FIELDS_MAX: Final = 200  # of one form
@@ -31,7 +31,7 @@ class FieldKind(StrEnum):
     CHOICE = "choice"
     TIME = "time"
     LIST = "list"
-    DOCUMENT = "document"  # YAML or JSON: the whole body of the call
+    DOCUMENT = "document"  # JSON: the whole body of the call
 
 
 class InvalidField(Exception):  # An input, not a fault.
@@ -74,9 +74,9 @@ class Field:
 
     def _document_of(self, text: str) -> Document:
         try:
-            found = json_of_yaml(text)
-        except ValueError as error:
-            raise InvalidField(f"{self.label}: {error}") from None
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidField(f"{self.label}: this is no JSON: {error}") from None
         if not isinstance(found, dict):
             raise InvalidField(f"{self.label}: this is no document with fields")
         return found

@@ -33,6 +33,9 @@ async def checked_changes(
 
     async def check(change: PlannedChange) -> DefinitionChangeView | None:
         async with slots:
+            # Each refusal leaves a trace in the audit log, and five explain the file.
+            if len(refused) >= SHOWN_MAX:
+                return None
             try:
                 return await made.check(calls, change)
             except CallProblem as problem:
@@ -77,10 +80,12 @@ class _Made:
         kind, body = change.type.kind, change.body
         if body is None:
             if kind is DefinitionKind.ROLE and self._loses_users:
-                return _view(change, {})  # A user may have the role until its own change.
+                return _view(change, None)  # A user may have the role until its own change.
             return _view(change, await _make(calls, change, is_dry=True))
         if kind is DefinitionKind.QUOTA and change.name in self._users:
-            return _view(change, body)
+            view = _view(change, None)
+            view.after = body
+            return view
         if kind is DefinitionKind.USER and (given := body.get("roles")):
             known = [role for role in given if role not in self._roles]
             planned = change._replace(body={**body, "roles": known})
@@ -94,19 +99,25 @@ async def _make(calls: RestCalls, change: PlannedChange, *, is_dry: bool) -> Doc
     query = _DRY if is_dry else None
     method = "DELETE" if change.body is None else "PUT"
     try:
-        return (await calls.call(method, change.path, query, change.body)).document
+        answer = await calls.call(
+            method, change.path, query, change.body, more_headers=change.headers
+        )
     except CallProblem as problem:
-        # Another operator has deleted the object.
-        if method == "DELETE" and problem.status is HTTPStatus.NOT_FOUND:
-            return {}
+        if problem.status is HTTPStatus.PRECONDITION_FAILED:
+            detail = "another operator has changed it since the file was compared; apply it again"
+            raise CallProblem(problem.status, problem.title, detail) from None
         raise
+    return answer.document
 
 
-def _view(change: PlannedChange, document: Document) -> DefinitionChangeView:
+def _view(change: PlannedChange, document: Document | None) -> DefinitionChangeView:
+    """Return a change with the answer to its dry run; None without one."""
     view = DefinitionChangeView(
         kind=change.type.kind, name=change.name, action=change.action, before=change.before
     )
-    if change.body is None:
+    if document is None:
+        pass
+    elif change.body is None:
         lost = {name: value for name, value in document.items() if name not in _NO_LOSS}
         view.loss = {name: value for name, value in lost.items() if value} or None
     else:
@@ -121,8 +132,6 @@ def _view(change: PlannedChange, document: Document) -> DefinitionChangeView:
 def _refusal(refused: list[tuple[PlannedChange, CallProblem]]) -> RequestError:
     """Return the error of the whole file."""
     shown = [f"{change.title}: {problem.detail}" for change, problem in refused[:SHOWN_MAX]]
-    if len(refused) > SHOWN_MAX:
-        shown.append(f"and {len(refused) - SHOWN_MAX} more")
-    text = f"{len(refused)} changes are refused, so nothing has changed: {'; '.join(shown)}"
+    text = f"changes are refused, so nothing has changed: {'; '.join(shown)}"
     statuses = {problem.status for _, problem in refused}
     return Forbidden(text) if HTTPStatus.FORBIDDEN in statuses else Conflict(text)

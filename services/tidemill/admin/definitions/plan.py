@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from tidemill.admin.definitions.export import (
+    CurrentDefinitions,
     Definition,
     Settings,
     group_settings,
@@ -64,6 +65,14 @@ class PlannedChange(NamedTuple):
     action: DefinitionAction
     body: Settings | None  # None: a deletion
     before: Settings | None  # None: it is new
+    tag: str = ""  # ETag of the version that the plan has compared; "": it is new
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        """The headers that refuse an object which another operator has changed since the plan."""
+        if self.before is None:
+            return {b"if-none-match": b"*"}
+        return {b"if-match": self.tag.encode()} if self.tag else {}
 
     @property
     def path(self) -> str:
@@ -77,9 +86,17 @@ class PlannedChange(NamedTuple):
 
 
 def planned_changes(
-    current: Definitions, wanted: Definitions, *, prune: bool
+    current: CurrentDefinitions, wanted: Definitions, *, prune: bool
 ) -> list[PlannedChange]:
     """Return the changes in the order of their execution. Raises Conflict."""
+    changes = _changes(current.file, wanted, prune=prune)
+    return [
+        change._replace(tag=current.tags.get((change.type.field, change.name), ""))
+        for change in changes
+    ]
+
+
+def _changes(current: Definitions, wanted: Definitions, *, prune: bool) -> list[PlannedChange]:
     changes: list[PlannedChange] = []
     deletions: list[PlannedChange] = []
     for type_ in TYPES:

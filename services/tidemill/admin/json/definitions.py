@@ -107,6 +107,9 @@ class DefinitionsApplyView(Schema):
     dry_run: bool = DRY_RUN
     by: str = BY
     changes: list[DefinitionChangeView] = Field(description="The changes, in their order.")
+    etag: str = Field(
+        description="ETag of the definitions that were compared, for `If-Match` of the call."
+    )
     operation: OperationView | None = Field(
         None, description="The operation that makes them. Missing in a dry run, or without changes."
     )

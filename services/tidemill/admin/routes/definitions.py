@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from http import HTTPStatus
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Body, Query, Request, Response
+from fastapi import APIRouter, Body, Header, Query, Request, Response
 
-from tidemill.admin.cluster.own_operations import OwnOperation
+from tidemill.admin.cluster.own_operations import OwnOperation, owner_of
 from tidemill.admin.definitions.applying import apply_changes, checked_changes
 from tidemill.admin.definitions.export import read_definitions
 from tidemill.admin.definitions.from_rabbitmq import converted_from_rabbitmq
@@ -29,6 +27,7 @@ from tidemill.admin.json.operations import OperationKindView
 from tidemill.admin.routes import Access, Caller, Cluster, DryRun, SecurityItems
 from tidemill.admin.routes.operation_keys import OperationKey
 from tidemill.admin.routes.operations import Operations
+from tidemill.common.errors import PreconditionFailed
 
 router = APIRouter(tags=["definitions"])
 
@@ -53,9 +52,8 @@ async def get_definitions(
     consumer groups, pauses, bans and tokens are no definitions.
     """
     found = await read_definitions(cluster, items, access)
-    text = json.dumps(found.model_dump(mode="json", by_alias=True, exclude_unset=True))
-    response.headers[ETAG] = f'"{hashlib.blake2s(text.encode(), digest_size=8).hexdigest()}"'
-    return found
+    response.headers[ETAG] = found.etag
+    return found.file
 
 
 @router.post(
@@ -77,6 +75,14 @@ async def apply_definitions(
         bool, Query(description="Delete the objects of the listed kinds that the file lacks.")
     ] = False,
     dry_run: DryRun = False,
+    if_match: Annotated[
+        str | None,
+        Header(
+            alias="If-Match",
+            description="`etag` of the dry run. If the cluster has changed since then, the answer"
+            " is 412, and nothing has begun.",
+        ),
+    ] = None,
 ) -> DefinitionsApplyView:
     """Make the cluster as the file defines it.
 
@@ -85,30 +91,39 @@ async def apply_definitions(
     them, roles and users first, deletions last.
     """
     sent = {"prune": prune, "file": wanted.model_dump(mode="json", exclude_unset=True)}
-    if not dry_run and (begun := operations.find_by_key(key, sent)) is not None:
-        response.status_code = HTTPStatus.ACCEPTED
-        return DefinitionsApplyView(dry_run=False, by=caller, changes=[], operation=begun.view)
-    current = await read_definitions(cluster, items, access)
-    changes = planned_changes(current, wanted, prune=prune)
     calls = RestCalls(request.app.state.api or request.app, request.scope)
-    view = DefinitionsApplyView(
-        dry_run=dry_run, by=caller, changes=await checked_changes(calls, changes)
-    )
-    if dry_run or not changes:
-        return view
+    with operations.planning():  # So two requests with one key do not both begin.
+        if not dry_run and (begun := operations.find_by_key(key, sent)) is not None:
+            response.status_code = HTTPStatus.ACCEPTED
+            return DefinitionsApplyView(
+                dry_run=False, by=caller, changes=[], operation=begun.view, etag=""
+            )
+        current = await read_definitions(cluster, items, access)
+        if if_match not in {None, current.etag}:
+            raise PreconditionFailed(
+                "the cluster has changed since the dry run, and nothing has begun; look at the"
+                " changes again"
+            )
+        changes = planned_changes(current, wanted, prune=prune)
+        if changes and not dry_run:
+            operations.check_room(owner_of(access))
+        shown = await checked_changes(calls, changes)
+        view = DefinitionsApplyView(dry_run=dry_run, by=caller, changes=shown, etag=current.etag)
+        if dry_run or not changes:
+            return view
 
-    async def work(operation: OwnOperation) -> None:
-        await apply_changes(calls, changes, operation)
+        async def work(operation: OwnOperation) -> None:
+            await apply_changes(calls, changes, operation)
 
-    view.operation = operations.start(
-        OperationKindView.APPLY_DEFINITIONS,
-        work,
-        total=len(changes),
-        by=caller,
-        user=access.user,
-        key=key,
-        request=sent,
-    ).view
+        view.operation = operations.start(
+            OperationKindView.APPLY_DEFINITIONS,
+            work,
+            total=len(changes),
+            by=caller,
+            user=owner_of(access),
+            key=key,
+            request=sent,
+        ).view
     response.status_code = HTTPStatus.ACCEPTED
     return view
 

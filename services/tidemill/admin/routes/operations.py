@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import UNREACHABLE_ERRORS
-from tidemill.admin.cluster.own_operations import OwnOperation, OwnOperations
+from tidemill.admin.cluster.own_operations import OwnOperation, OwnOperations, owner_of
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize
 from tidemill.admin.http.request_access import RequestAccess
 from tidemill.admin.json.operations import (
@@ -125,7 +125,7 @@ async def cancel_operation(
     a broker group is unreachable, its part goes on: repeat the call later.
     """
     if (found := own.find(operation_id)) is not None and _may_see_own(access, found):
-        if not access.user or found.user != access.user:
+        if not access.user or found.user != owner_of(access):
             access.require(Action.UPDATE, PROCESSES)
         if not dry_run:
             found.cancel()
@@ -176,7 +176,7 @@ def _may_see(access: RequestAccess, parts: list[OperationPart]) -> bool:
 
 
 def _may_see_own(access: RequestAccess, operation: OwnOperation) -> bool:
-    is_own = bool(access.user) and operation.user == access.user
+    is_own = bool(access.user) and operation.user == owner_of(access)
     return is_own or access.allows(Action.GET, PROCESSES)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tidemill.admin.definitions.export import CurrentDefinitions
 from tidemill.admin.definitions.plan import planned_changes
 from tidemill.admin.json.definitions import Definitions
 from tidemill.common.errors import Conflict
@@ -19,6 +20,7 @@ TOPIC: dict[str, Any] = {
     "transaction": {"firstCheckMs": 6_000, "periodMs": 30_000, "attempts": 15},
     "dedup": None,
 }
+TAGS = {("topics", "orders"): '"7.3"', ("topics", "gone"): '"8.1"'}
 USER: dict[str, Any] = {
     "name": "eve",
     "type": "NORMAL",
@@ -35,7 +37,7 @@ def file(**kinds: Any) -> Definitions:
 
 
 def planned(current: Definitions, wanted: Definitions, *, prune: bool = False) -> list[Any]:
-    changes = planned_changes(current, wanted, prune=prune)
+    changes = planned_changes(CurrentDefinitions(current, TAGS), wanted, prune=prune)
     return [(one.action.value, one.title, one.body) for one in changes]
 
 
@@ -84,6 +86,17 @@ def test_objects_are_made_before_what_needs_them_and_deleted_after_it() -> None:
 def test_a_kind_that_the_file_lacks_is_left_alone() -> None:
     current = file(topics=[TOPIC], users=[USER])
     assert planned(current, file(topics=[]), prune=True) == [("DELETE", "topic orders", None)]
+
+
+def test_a_change_expects_the_version_that_was_compared() -> None:
+    current = file(topics=[TOPIC, {**TOPIC, "name": "gone"}])
+    wanted = file(topics=[{"name": "orders", "queues": 9}, {"name": "new"}])
+    changes = planned_changes(CurrentDefinitions(current, TAGS), wanted, prune=True)
+    assert {one.name: one.headers for one in changes} == {
+        "orders": {b"if-match": b'"7.3"'},
+        "new": {b"if-none-match": b"*"},
+        "gone": {b"if-match": b'"8.1"'},
+    }
 
 
 def test_an_object_twice_is_refused() -> None:

@@ -9,17 +9,17 @@ from tidemill.admin.console.actions import PageAction, Rows
 from tidemill.admin.console.forms import Field, FieldKind
 from tidemill.admin.http.rest_calls import Document
 
-SHOWN_MAX: Final = 100  # changes
+SHOWN_MAX: Final = 100  # changes that delete nothing
 
 
 def _changes(found: Document) -> Rows:
-    changes = found["changes"]
-    rows = [
-        (f"{one['action'].lower()} {one['kind']} {one['name']}", _effect(one))
-        for one in changes[:SHOWN_MAX]
-    ]
-    if len(changes) > SHOWN_MAX:
-        rows.append(("And others", str(len(changes) - SHOWN_MAX)))
+    # What is lost is never cut.
+    changes = sorted(found["changes"], key=lambda one: one["action"] != "DELETE")
+    deletions = sum(one["action"] == "DELETE" for one in changes)
+    shown = changes[: deletions + SHOWN_MAX]
+    rows = [(f"{one['action'].lower()} {one['kind']} {one['name']}", _effect(one)) for one in shown]
+    if len(changes) > len(shown):
+        rows.append(("And other changes", str(len(changes) - len(shown))))
     return rows or [("Changes", "none: the cluster is as the file defines it")]
 
 
@@ -56,7 +56,13 @@ ACTIONS: Final = (
         " missing field does not change, and a kind that the file lacks is left alone.",
         back="/settings",
         fields=(
-            Field("file", "File", FieldKind.DOCUMENT, "YAML or JSON.", is_required=True),
+            Field(
+                "file",
+                "File",
+                FieldKind.DOCUMENT,
+                "JSON, as the download has it. For YAML: tidemill definitions apply.",
+                is_required=True,
+            ),
             Field(
                 "prune",
                 "Delete objects of the listed kinds that the file lacks",
