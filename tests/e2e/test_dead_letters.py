@@ -312,7 +312,7 @@ def test_wrong_requests_say_what_is_wrong(running: Standalone) -> None:
         ({"ids": []}, "1 to 1000"),
         ({"ids": ["17"]}, "BROKER:OFFSET"),
         ({"ids": [f"broker-0:{10**30}"]}, "BROKER:OFFSET"),
-        ({"id": letter}, "not permitted"),
+        ({"id": letter}, "did you mean 'ids'?"),
         ({"ids": [letter], "filter": {}}, "exactly one"),
         ({"ids": [letter], "maxCount": 5}, "belong to a filter"),
     ):

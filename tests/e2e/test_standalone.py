@@ -183,7 +183,7 @@ def test_the_admin_api_reaches_the_broker(tmp_path: Path) -> None:
 
 
 def test_stored_topics_survive_a_restart(tmp_path: Path) -> None:
-    for description in ("MIXED, 3 queues", "is there, unchanged: MIXED, 3 queues"):
+    for description in ("MIXED, 3 queues", "exists already, unchanged"):
         with standalone(tmp_path / "data") as running:
             shown = subprocess.run(
                 command("topic", "create", "orders", "--queues=3", f"--admin={running.admin}"),
