@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from tidemill.common.errors import BadRequest, Conflict
+from tidemill.common.errors import BadRequest
 from tidemill.security.acl import ANYTHING, ENTRIES_MAX, AccessEntry, check_names, parse_entry
 from tidemill.security.identities import (
     SECRET_CHARS_MIN,
@@ -211,7 +211,7 @@ def _items(text: str) -> list[str]:
 def _read_plain_acl(text: str, users: dict[str, ImportedUser], found: Imported) -> None:
     try:
         content = _load_yaml(text)
-    except (BadRequest, Conflict) as error:
+    except BadRequest as error:
         found.problems.append(error.message)
         return
     accounts = content.get("accounts") if isinstance(content, dict) else None
@@ -229,7 +229,7 @@ def _read_plain_acl(text: str, users: dict[str, ImportedUser], found: Imported) 
     for number, account in enumerate(accounts, 1):
         try:
             _read_account(account, users, found)
-        except (BadRequest, Conflict) as error:
+        except BadRequest as error:
             found.problems.append(f"account {number} of the file: {error.message}")
 
 
@@ -359,7 +359,7 @@ def _add(
     try:
         entry = parse_entry(resource, actions, sources=sources, is_allowed=is_allowed)
         check_names([entry])
-    except (BadRequest, Conflict) as error:
+    except BadRequest as error:
         found.problems.append(f"{where}: {error.message}")
         return
     entries = user.default_entries if is_default else user.entries
@@ -375,7 +375,7 @@ def _check(user: ImportedUser, found: Imported, *, allows_weak: bool) -> None:
         if not user.secret:
             raise BadRequest("it has rights and no secret; give the table of users, too")
         check_secret(user.secret, is_weak_allowed=allows_weak)
-    except (BadRequest, Conflict) as error:
+    except BadRequest as error:
         is_weak = WEAK_SECRET_CHARS_MIN <= len(user.secret) < SECRET_CHARS_MIN
         remedy = "; --allow-weak imports it" if is_weak and not allows_weak else ""
         found.problems.append(f"user {user.name}: {error.message}{remedy}")

@@ -17,7 +17,7 @@ from secrets import token_urlsafe
 from sys import intern
 from typing import Any, Final
 
-from tidemill.common.errors import BadRequest, Conflict
+from tidemill.common.errors import BadRequest
 from tidemill.security.acl import ENTRIES_MAX, AccessEntry, Subject, entry_of, parse_entry
 from tidemill.security.listed_identities import ACCOUNTS, CERTIFICATES
 
@@ -219,16 +219,11 @@ def new_secret() -> str:
 
 
 def check_secret(secret: str, *, is_weak_allowed: bool = False) -> str:
-    """Return a secret that a user chose.
-
-    Raises BadRequest, and Conflict if only `is_weak_allowed` lacks. The text has no secret.
-    """
+    """Return a secret that a user chose. Raises BadRequest, without the secret in the text."""
     chars_min = WEAK_SECRET_CHARS_MIN if is_weak_allowed else SECRET_CHARS_MIN
     is_long_enough = chars_min <= len(secret) <= SECRET_CHARS_MAX
     if not is_long_enough or not _PRINTABLE.fullmatch(secret):
-        is_weak = WEAK_SECRET_CHARS_MIN <= len(secret) < SECRET_CHARS_MIN
-        error = Conflict if is_weak and _PRINTABLE.fullmatch(secret) else BadRequest
-        raise error(
+        raise BadRequest(
             f"a secret has {chars_min} to {SECRET_CHARS_MAX} printable ASCII characters"
             f" without blanks, and this one has {len(secret)} characters"
         )

@@ -12,6 +12,7 @@ from tidemill.admin.cluster.security_client import SecurityClient
 from tidemill.common.errors import BadRequest, Conflict, KeyMissing, UserNotFound
 from tidemill.security.acl import AccessEntry, check_names
 from tidemill.security.identities import (
+    SECRET_CHARS_MIN,
     SECRETS_MAX,
     SealedSecret,
     User,
@@ -76,7 +77,12 @@ class UserChanges:
             check_user_name(name)
             secret = new_secret()
             if change.secret is not None:
-                secret = check_secret(change.secret, is_weak_allowed=change.is_weak_secret_allowed)
+                secret = check_secret(change.secret, is_weak_allowed=True)
+                if len(secret) < SECRET_CHARS_MIN and not change.is_weak_secret_allowed:
+                    raise Conflict(
+                        f"a secret has at least {SECRET_CHARS_MIN} characters, and this one has"
+                        f" {len(secret)}; allowWeakSecret accepts it"
+                    )
             user = self._with_secret(
                 User(name=name, id=table_version + 1, created_at_ms=self._now_ms), secret
             )
