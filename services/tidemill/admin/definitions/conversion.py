@@ -21,6 +21,7 @@ from tidemill.message.resource_names import check_group, check_own_topic
 
 FOREIGN_OBJECTS_MAX: Final = 50_000  # of a kind in a foreign file
 _STRANGE: Final = re.compile("[^A-Za-z0-9_%|-]")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _STRANGE_USER: Final = re.compile("[^A-Za-z0-9._@-]")
 
 Foreign = Mapping[str, Any]
@@ -101,6 +102,21 @@ def retention_of(ms: int) -> tuple[int, str]:
     if own == ms:
         return own, ""
     return own, f"a retention is {RETENTION_MS_MIN} to {RETENTION_MS_MAX} ms, not {ms}"
+
+
+def check_texts(exported: ForeignFile) -> None:
+    """Check that all texts of a foreign file can be encoded. Raises Conflict."""
+    left: list[Any] = [exported]
+    while left:
+        value = left.pop()
+        if isinstance(value, str) and _SURROGATE.search(value):
+            shown = value.encode(errors="backslashreplace").decode()[:64]
+            raise Conflict(f"a text of the file is not valid Unicode: {shown}")
+        if isinstance(value, dict):
+            left += value
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
 
 
 def listed(exported: ForeignFile, field: str) -> Iterator[Foreign]:

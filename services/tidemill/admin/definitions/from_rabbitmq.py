@@ -7,12 +7,14 @@ routing key of a direct binding is the tag by which the consumers of the group s
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from typing import Any, Final, final
 
 from tidemill.admin.definitions.conversion import (
     Foreign,
     Report,
+    check_texts,
     listed,
     number,
     own_group,
@@ -23,6 +25,7 @@ from tidemill.admin.definitions.conversion import (
     retention_of,
     text,
 )
+from tidemill.admin.definitions.rabbitmq_entries import ConvertedEntries
 from tidemill.admin.json.definitions import ConversionView, ForeignFile
 from tidemill.common.errors import Conflict, ServiceError
 
@@ -49,6 +52,7 @@ def converted_from_rabbitmq(exported: ForeignFile) -> ConversionView:
             "the file has no queues, exchanges or users; export it with rabbitmqctl"
             " export_definitions"
         )
+    check_texts(exported)
     conversion = _Conversion(exported)
     conversion.convert()
     return conversion.report.view()
@@ -65,6 +69,9 @@ class _Conversion:
         self._kinds: dict[tuple[str, str], str] = {}  # of the same
         self._groups: dict[tuple[str, str], str] = {}  # by vhost and queue
         self._topics_of: defaultdict[str, set[str]] = defaultdict(set)  # by group
+        self._users: dict[str, str] = {}  # by name in the file
+        self._namespaces = _namespaces_of(exported)
+        self._sorted_namespaces = sorted(self._namespaces)
 
     def convert(self) -> None:
         """Convert all objects; the later kinds need the names of the earlier ones."""
@@ -80,12 +87,12 @@ class _Conversion:
             self._convert_queue(one, is_bound=(text(one, "vhost"), text(one, "name")) in bound)
         for one in listed(self._exported, "bindings"):
             self._convert_binding(one)
-        for one in listed(self._exported, "queues"):
-            self._convert_retention(one)
+        self._convert_retentions()
         for one in listed(self._exported, "users"):
             self._convert_user(one)
+        entries = ConvertedEntries(self._topics_of)
         for one in listed(self._exported, "permissions"):
-            self._convert_permission(one)
+            self._convert_permission(one, entries)
         for one in listed(self._exported, "policies"):
             keys = ", ".join(sorted(part(one, "definition"))) or "nothing"
             self.report.skipped(
@@ -186,17 +193,20 @@ class _Conversion:
             else:
                 self.report.skipped(source, "the routing key has characters that no tag has")
 
-    def _convert_retention(self, one: Foreign) -> None:
-        """Set the retention of the topics of a queue with a time to live; the longest one wins."""
-        ttl_ms = number(part(one, "arguments"), "x-message-ttl")
-        group = self._groups.get((text(one, "vhost"), text(one, "name")))
-        if ttl_ms is None or group is None:
-            return
-        own_ms, _ = retention_of(ttl_ms)
-        for topic in self._topics_of[group]:
-            settings = self.report.objects["topics"][topic]
-            known_ms = settings.get("retention", {}).get("ms", 0)
-            settings["retention"] = {"ms": max(known_ms, own_ms)}
+    def _convert_retentions(self) -> None:
+        """Set the retention of topics of queues with a time to live; the longest one wins."""
+        ttls_ms: dict[str, int] = {}  # by group
+        for one in listed(self._exported, "queues"):
+            ttl_ms = number(part(one, "arguments"), "x-message-ttl")
+            group = self._groups.get((text(one, "vhost"), text(one, "name")))
+            if ttl_ms is not None and group is not None:
+                own_ms, _ = retention_of(ttl_ms)
+                ttls_ms[group] = max(ttls_ms.get(group, 0), own_ms)
+        for group, own_ms in ttls_ms.items():
+            for topic in self._topics_of[group]:
+                settings = self.report.objects["topics"][topic]
+                known_ms = settings.get("retention", {}).get("ms", 0)
+                settings["retention"] = {"ms": max(known_ms, own_ms)}
 
     def _convert_user(self, one: Foreign) -> None:
         name = text(one, "name")
@@ -205,58 +215,72 @@ class _Conversion:
         if not own:
             self.report.skipped(source, "it has no name")
             return
+        if own in self.report.objects["users"]:
+            self.report.skipped(source, f"another user became the user {own} already")
+            return
         tags = one.get("tags", "")
-        words = tags.split(",") if isinstance(tags, str) else [str(each) for each in tags]
+        if not isinstance(tags, str | list):
+            raise Conflict(f"'tags' of the user {name} is neither a text nor a list")
+        words = tags.split(",") if isinstance(tags, str) else tags
         reasons = [renamed, f"its password is not portable: tidemill user rotate {own}"]
         if "administrator" in words:
             reasons.append(f"it was an administrator: tidemill user set {own} --type super")
         reasons.append("it is disabled")
+        self._users[name] = own
         self.report.objects["users"][own] = {"enabled": False, "entries": []}
         self.report.changed(source, f"user {own}", *reasons)
 
-    def _convert_permission(self, one: Foreign) -> None:
-        vhost, name = text(one, "vhost"), own_user(text(one, "user"))[0]
+    def _convert_permission(self, one: Foreign, entries: ConvertedEntries) -> None:
+        vhost, name = text(one, "vhost"), self._users.get(text(one, "user"))
         source = f"permission of {text(one, 'user')} on {vhost}"
-        user = self.report.objects["users"].get(name)
-        if user is None:
-            self.report.skipped(source, "its user is not in the file")
+        if name is None:
+            self.report.skipped(source, "its user was not converted")
             return
-        strange = []
+        own = self.report.objects["users"][name]["entries"]
+        strange, foreign, is_whole = [], [], True
         for field, resource, actions in (
-            ("write", "Topic", ["Pub", "Get"]),
-            ("read", "Group", ["Sub", "Get"]),
-            ("configure", "Topic", ["Create", "Update", "Delete"]),
-            ("configure", "Group", ["Create", "Update", "Delete"]),
+            ("write", "Topic", ("Pub", "Get")),
+            ("read", "Group", ("Sub", "Get")),
+            ("configure", "Topic", ("Create", "Update", "Delete")),
+            ("configure", "Group", ("Create", "Update", "Delete")),
         ):
             pattern = text(one, field)
             names = _names_of(vhost, pattern)
             if names is None:
                 strange.append(f"{field} {pattern}")
-                continue
-            if names and field == "read":
-                self._let_read(user, names)
-            if names:
-                user["entries"].append({"resource": f"{resource}:{names}", "actions": actions})
+            elif names and self._has_other_vhosts(vhost, names):
+                foreign.append(f"{field} {pattern}")
+            elif names:
+                if field == "read":
+                    is_whole = entries.let_read(name, own, names) and is_whole
+                is_whole = entries.add(name, own, f"{resource}:{names}", *actions) and is_whole
+        reasons = []
         if strange:
-            reason = f"only ^NAME$, ^BEGIN.* and .* are converted, not {', '.join(strange)}"
-            self.report.changed(source, f"entries of {name}", reason)
-        else:
-            self.report.converted(source, f"entries of {name}")
+            reasons.append(f"only ^NAME$, ^BEGIN.* and .* are converted, not {', '.join(strange)}")
+        if foreign:
+            skipped = ", ".join(dict.fromkeys(foreign))
+            reasons.append(f"{skipped} would match names of other vhosts here: name topics instead")
+        if not is_whole:
+            reasons.append(entries.reason)
+        self.report.changed(source, f"entries of {name}", *reasons)
 
-    def _let_read(self, user: dict[str, Any], names: str) -> None:
-        """Let a user read the topics of its consumer groups."""
-        if names == "*":
-            user["entries"].append({"resource": "Topic:*", "actions": ["Sub", "Get"]})
-            return
+    def _has_other_vhosts(self, vhost: str, names: str) -> bool:
+        """Whether the names of a permission match the namespace of another vhost."""
+        if vhost not in {DEFAULT_VHOST, ""}:
+            return self._namespaces[_namespace(vhost)] > 1
+        if not names.endswith("*"):
+            return False
         begin = names.removesuffix("*")
-        matching = [
-            group
-            for group in self._topics_of
-            if group == names or (names.endswith("*") and group.startswith(begin))
-        ]
-        topics = sorted({topic for group in matching for topic in self._topics_of[group]})
-        for topic in topics:
-            user["entries"].append({"resource": f"Topic:{topic}", "actions": ["Sub", "Get"]})
+        first = bisect_left(self._sorted_namespaces, begin)
+        return any(each.startswith(begin) for each in self._sorted_namespaces[first : first + 1])
+
+
+def _namespaces_of(exported: ForeignFile) -> Counter[str]:
+    """Return the namespaces of all vhosts but the default one, and how many vhosts have each."""
+    vhosts = {text(one, "name") for one in listed(exported, "vhosts")}
+    for field in ("exchanges", "queues", "permissions"):
+        vhosts |= {text(one, "vhost") for one in listed(exported, field)}
+    return Counter(map(_namespace, vhosts - {DEFAULT_VHOST, ""}))
 
 
 def _prefixed(vhost: str, name: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from tidemill.admin.definitions.conversion import (
     Foreign,
     Report,
+    check_texts,
     number,
     own_group,
     own_topic,
@@ -52,6 +53,7 @@ def converted_from_rocketmq(exported: ForeignFile) -> ConversionView:
         raise Conflict(
             f"the file has neither {TOPICS} nor {GROUPS}; export it with mqadmin exportMetadata"
         )
+    check_texts(exported)
     report = Report()
     for name in part(exported, TOPICS):
         _convert_topic(name, part(part(exported, TOPICS), name), report)

@@ -10,8 +10,10 @@ import pytest
 from tests.unit.test_pages import refusal
 from tidemill.admin.definitions.from_rabbitmq import converted_from_rabbitmq
 from tidemill.admin.definitions.from_rocketmq import converted_from_rocketmq
+from tidemill.admin.definitions.rabbitmq_entries import FILE_ENTRIES_MAX, ConvertedEntries
 from tidemill.admin.json.definitions import ConversionOutcome, ConversionView
 from tidemill.common.errors import Conflict
+from tidemill.security.acl import ENTRIES_MAX
 
 CONVERTED, CHANGED = ConversionOutcome.CONVERTED, ConversionOutcome.CHANGED
 SKIPPED = ConversionOutcome.SKIPPED
@@ -215,3 +217,103 @@ def test_a_report_names_commands_that_there_are() -> None:
     commands = re.findall(r"tidemill [^;]+", reasons)
     assert [one.split()[2] for one in commands] == ["rotate", "set"]
     assert [why for one in commands if (why := refusal(one))] == []
+
+
+def with_permissions(count: int, *patterns: str, users: int = 1) -> dict[str, Any]:
+    """Return a file with as many queues, and permissions of each user to read them."""
+    return {
+        "users": [{"name": f"u{number}", "tags": ""} for number in range(users)],
+        "queues": [{"name": f"q{number}", "vhost": "/"} for number in range(count)],
+        "permissions": [
+            {"user": f"u{number}", "vhost": "/", "read": pattern}
+            for number in range(users)
+            for pattern in patterns
+        ],
+    }
+
+
+def test_a_user_gets_at_most_the_entries_that_a_user_may_have() -> None:
+    view = converted_from_rabbitmq(with_permissions(300, *["^q.*"] * 300))
+    [user] = objects(view, "users").values()
+    assert len(user["entries"]) == ENTRIES_MAX
+    outcome, reason = rows(view)["permission of u0 on /"]
+    assert outcome is CHANGED
+    assert "at most 256 entries" in reason
+
+
+def test_permissions_with_the_same_entries_add_them_once() -> None:
+    view = converted_from_rabbitmq(with_permissions(2, *["^q.*"] * 5))
+    [user] = objects(view, "users").values()
+    resources = [entry["resource"] for entry in user["entries"]]
+    assert resources == ["Topic:q0", "Topic:q1", "Group:q*"]
+    assert rows(view)["permission of u0 on /"] == (CONVERTED, "entries of u0")
+
+
+def test_a_file_gives_a_bounded_number_of_entries() -> None:
+    view = converted_from_rabbitmq(with_permissions(200, "^q.*", users=150))
+    users = objects(view, "users").values()
+    assert sum(len(user["entries"]) for user in users) == FILE_ENTRIES_MAX
+    assert rows(view)["permission of u0 on /"][0] is CONVERTED
+    assert rows(view)["permission of u149 on /"][0] is CHANGED
+
+
+def test_equal_entries_count_against_the_bound_of_a_file() -> None:
+    entries = ConvertedEntries({f"q{number}": {"t"} for number in range(3)})
+    own: list[dict[str, Any]] = []
+    while entries.let_read("u", own, "q*"):
+        assert entries.count <= FILE_ENTRIES_MAX
+    assert own == [{"resource": "Topic:t", "actions": ["Sub", "Get"]}]
+
+
+@pytest.mark.parametrize(
+    ("vhosts", "vhost", "pattern", "is_converted"),
+    [
+        (["/"], "/", ".*", True),
+        (["/", "acme"], "/", ".*", False),
+        (["/", "acme"], "/", "^a.*", False),
+        (["/", "acme"], "/", "^b.*", True),
+        (["/", "acme"], "/", "^a$", True),
+        (["/", "acme"], "acme", ".*", True),
+        (["/", "a.b", "a/b"], "a.b", ".*", False),
+        (["/", "a.b", "a/b"], "a.b", "^q$", False),
+    ],
+)
+def test_a_permission_does_not_reach_other_vhosts(
+    vhosts: list[str], vhost: str, pattern: str, *, is_converted: bool
+) -> None:
+    exported = {
+        "vhosts": [{"name": name} for name in vhosts],
+        "users": [{"name": "u", "tags": ""}],
+        "permissions": [
+            {"user": "u", "vhost": vhost, "configure": "", "write": pattern, "read": pattern}
+        ],
+    }
+    view = converted_from_rabbitmq(exported)
+    outcome, reason = rows(view)[f"permission of u on {vhost}"]
+    assert bool(objects(view, "users")["u"]["entries"]) is is_converted
+    assert outcome is (CONVERTED if is_converted else CHANGED)
+    assert is_converted or f"write {pattern}, read {pattern} would match names of" in reason
+
+
+def test_a_vhost_is_known_by_its_exchanges() -> None:
+    exported = {
+        "exchanges": [{"name": "salaries", "vhost": "acme", "type": "fanout"}],
+        "users": [{"name": "u", "tags": ""}],
+        "permissions": [{"user": "u", "vhost": "/", "write": ".*"}],
+    }
+    assert objects(converted_from_rabbitmq(exported), "users")["u"]["entries"] == []
+
+
+def test_two_users_with_one_name_of_ours_do_not_share_rights() -> None:
+    exported = {
+        "users": [{"name": "a b", "tags": ""}, {"name": "a-b", "tags": ""}],
+        "permissions": [
+            {"user": "a b", "vhost": "/", "write": "^one$"},
+            {"user": "a-b", "vhost": "/", "write": "^two$"},
+        ],
+    }
+    view = converted_from_rabbitmq(exported)
+    entries = objects(view, "users")["a-b"]["entries"]
+    assert [entry["resource"] for entry in entries] == ["Topic:one"]
+    assert rows(view)["user a-b"] == (SKIPPED, "another user became the user a-b already")
+    assert rows(view)["permission of a-b on /"] == (SKIPPED, "its user was not converted")
