@@ -18,6 +18,7 @@ from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone, standalone
 
 BODY = "a-body-that-nobody-may-see"
+SECRET, OTHER_SECRET = "a-secret-of-sixteen", "another-secret-of-sixteen"
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +100,26 @@ def test_the_command_writes_a_file(running: Standalone, tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (0, f"wrote {target}\n"), done.stderr
     assert "overview.json" in files_of(target.read_bytes())
+
+
+def test_a_later_user_of_the_same_name_gets_no_bundle(tmp_path: Path) -> None:
+    may_bundle = [
+        {"resource": f"Cluster:{area}", "actions": ["Get"]} for area in ("processes", "audit")
+    ]
+    with standalone(tmp_path / "data") as started, client_of(started) as root:
+        root.put("/users/root", json={"type": "SUPER", "secret": SECRET}).raise_for_status()
+        root.put("/users/ann", json={"type": "SUPER", "secret": SECRET}).raise_for_status()
+        root.put("/security", json={"mode": "on"}).raise_for_status()
+        root.auth = ("root", SECRET)
+        with client_of(started) as ann:
+            ann.auth = ("ann", SECRET)
+            eventually(lambda: ann.get("/users").status_code == 200)
+            id_ = ann.post("/support-bundles", json={}).json()["operation"]["id"]
+            eventually(lambda: ann.get(f"/support-bundles/{id_}").status_code == 200)
+            root.delete("/users/ann").raise_for_status()
+            again = {"secret": OTHER_SECRET, "entries": may_bundle}
+            root.put("/users/ann", json=again).raise_for_status()
+            ann.auth = ("ann", OTHER_SECRET)
+            eventually(lambda: ann.get("/processes").status_code == 200)
+            assert ann.get(f"/support-bundles/{id_}").status_code == 403
+        assert root.get(f"/support-bundles/{id_}").status_code == 200

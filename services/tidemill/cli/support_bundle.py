@@ -27,7 +27,8 @@ def make_bundle(
 ) -> None:
     """Collect settings, states, audit and log lines of the cluster in one file, for support.
 
-    It has no bodies of messages, no secrets, and nothing that you may not read.
+    It has no bodies of messages and no secrets. Its overview, audit log and log lines name objects
+    of all users.
 
     Examples:
     * `tidemill support-bundle`

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import hashlib
 import io
 import json
-import re
 import secrets
 import tarfile
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, Final, NamedTuple, final
 
+from tidemill.admin.cluster.bundle_names import HiddenNames
 from tidemill.admin.http.rest_calls import CallProblem, Document, RestCalls
 from tidemill.common.clock import Clock
 from tidemill.common.slices import run_in_turns
@@ -43,10 +42,6 @@ LISTS: Final = {
     "/clients": "clients",
     "/audit": "records",
 }
-# A name of anything: of topics, consumer groups, users and clients, and an IPv4 address.
-_WORD: Final = re.compile(r"[A-Za-z0-9_%|.@#+-]+")
-_ADDRESS: Final = re.compile(r"(\d{1,3}\.){3}\d{1,3}")
-_NAMED: Final = ("topics", "groups", "roles", "users")
 
 
 class BundledFile(NamedTuple):
@@ -60,7 +55,7 @@ class SupportBundle(NamedTuple):
     """A finished bundle."""
 
     content: bytes  # tar.gz
-    user: str  # that has started it; "": no verified user
+    user_id: int  # of the user that has started it; NO_OWNER: no verified user
     made_at_ms: int
 
 
@@ -77,12 +72,12 @@ class SupportBundles:
         self._forget()
         return self._kept.get(id_)
 
-    def keep(self, id_: str, content: bytes, user: str) -> None:
+    def keep(self, id_: str, content: bytes, user_id: int) -> None:
         """Keep a bundle, and forget older ones."""
         self._forget()
         while len(self._kept) >= KEPT_MAX:
             del self._kept[next(iter(self._kept))]
-        self._kept[id_] = SupportBundle(content, user, self._clock.wall_ms())
+        self._kept[id_] = SupportBundle(content, user_id, self._clock.wall_ms())
 
     def _forget(self) -> None:
         end_ms = self._clock.wall_ms() - KEPT_MS
@@ -140,44 +135,27 @@ async def bundle_of(files: list[BundledFile], *, is_anonymous: bool) -> bytes:
     """Return the tar.gz of files. It takes turns with other work, and compresses in a thread."""
     texts = [each.text for each in files]
     if is_anonymous:
-        names = _names_of(files)
-        key = secrets.token_bytes(16)
-        for number, text in enumerate(texts):
-            lines: list[str] = []
-            await run_in_turns(_anonymized(text, names, key, lines))
-            texts[number] = "".join(lines)
+        texts = await _anonymized(files)
     named = [BundledFile(each.name, text) for each, text in zip(files, texts, strict=True)]
     return await asyncio.to_thread(_packed, named)
 
 
-def _names_of(files: list[BundledFile]) -> frozenset[str]:
-    """Return the names in the definitions and in the lists."""
-    names: set[str] = set()
-    for file in files:
-        if not file.name.endswith(".json") or file.name.startswith("processes/"):
-            continue
-        document = json.loads(file.text)
-        for kind in _NAMED:
-            names |= {str(one["name"]) for one in document.get(kind) or () if "name" in one}
-        rows = [*(document.get("clients") or ()), *(document.get("records") or ())]
-        for row in rows:
-            names |= {str(row[field]) for field in ("user", "clientId") if field in row}
-    return frozenset(names - {"", "topics", "groups"})
+async def _anonymized(files: list[BundledFile]) -> list[str]:
+    """Return the texts of files without names."""
+    names = HiddenNames(secrets.token_bytes(16))
+    texts: list[str] = []
 
+    def replacing() -> Iterator[None]:
+        for file in files:
+            names.add_processes(file.name, file.text)
+        for is_last in (False, True):
+            for file in files:
+                text = yield from names.replaced(file.name, file.text)
+                if is_last:
+                    texts.append(text)
 
-def _anonymized(text: str, names: frozenset[str], key: bytes, lines: list[str]) -> Iterator[None]:
-    """Fill `lines` with the lines of a text without names. The namespace of a name stays one."""
-
-    def word(found: re.Match[str]) -> str:
-        whole = found.group()
-        bare = whole.rpartition("%")[2] if whole.startswith(("%RETRY%", "%DLQ%")) else whole
-        if whole in names or bare in names or _ADDRESS.fullmatch(whole):
-            return f"hidden-{hashlib.blake2s(bare.encode(), key=key, digest_size=5).hexdigest()}"
-        return whole
-
-    for line in text.splitlines(keepends=True):
-        lines.append(_WORD.sub(word, line))
-        yield
+    await run_in_turns(replacing())
+    return texts
 
 
 def _packed(files: list[BundledFile]) -> bytes:

@@ -14,7 +14,7 @@ class SupportBundleRequest(Schema):
     anonymize: StrictBool = Field(
         False,
         description="Replace names of topics, consumer groups, roles, users and clients, and IPv4"
-        " addresses, by hashes. Equal names stay equal.",
+        " addresses, by hashes, and hide reasons. Equal names stay equal.",
     )
 
 
