@@ -337,7 +337,8 @@ def test_deduplication_is_turned_on_again_when_all_owners_have_forgotten_its_key
         assert "these broker groups may still know its keys: broker-1;" in refused.json()["detail"]
         assert "dedup" not in running.get(f"topics/{TOPIC}")
         assert running.get(f"topics/{TOPIC}")["dedupOffPending"] == ["broker-1"]
-        shown = httpx.get(f"{running.admin}/api/v1/topics/{TOPIC}/dedup", trust_env=False, timeout=30)
+        url = f"{running.admin}/api/v1/topics/{TOPIC}/dedup"
+        shown = httpx.get(url, trust_env=False, timeout=30)
         assert shown.status_code == 409
         assert "when broker-1 has received that it is off" in shown.json()["detail"]
     eventually(lambda: "dedupOffPending" not in running.get(f"topics/{TOPIC}"))
