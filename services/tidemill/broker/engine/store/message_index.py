@@ -27,6 +27,7 @@ BLOCK_PAIRS_MAX = 8192  # sorted in about half a millisecond
 PAIR_SIZE = 16  # bytes
 _HASH = struct.Struct(">Q")
 BLOCKS_A_SLICE = 128  # bisected per slice of a look-up, in half a millisecond from memory
+VERIFIED_BLOCKS_A_SLICE = 8  # 1 MiB, of a look-up that verifies each block
 MATCHES_A_SLICE = 256  # a slice ends earlier if it has this many matches
 
 
@@ -68,11 +69,12 @@ class MessageIndex:
         self.files = [file for file in self.files if file.to_offset > log_offset]
         return dropped
 
-    def find(self, hash_: int) -> Iterator[list[LogOffset]]:
+    def find(self, hash_: int, *, is_strict: bool = False) -> Iterator[list[LogOffset]]:
         """Return the log offsets of messages with this hash, in bounded slices.
 
         The tail comes first, then the newest file. The result has everything that is present at
-        this call, whatever changes before the last slice.
+        this call, whatever changes before the last slice. A strict look-up verifies each block, and
+        its slices raise BlockFileDamaged. Another one skips the pairs of damaged blocks.
         """
         matches: list[int] = []
         if self.hashes:
@@ -81,7 +83,7 @@ class MessageIndex:
             del tail  # The array cannot grow while numpy uses it.
         in_tail = [LogOffset(self.offsets[at]) for at in reversed(matches)]
         end = self.files[-1].to_offset if self.files else 0
-        return chain([in_tail], self._find_in_files(hash_, end))
+        return chain([in_tail], self._find_in_files(hash_, end, is_strict=is_strict))
 
     def find_since(self, hash_: int, begin: LogOffset, *, count_max: int) -> list[LogOffset]:
         """Return log offsets from `begin` on of messages with this hash, newest first.
@@ -102,12 +104,14 @@ class MessageIndex:
                 self._tally.add(1)
         return [log_offset for log_offset in found[:count_max] if log_offset >= begin]
 
-    def _find_in_files(self, hash_: int, end: int) -> Iterator[list[LogOffset]]:
+    def _find_in_files(self, hash_: int, end: int, *, is_strict: bool) -> Iterator[list[LogOffset]]:
         """Yield the matches in files before log offset `end`, newest first.
 
         Between two slices files may be merged or deleted. A position in a file is invalid then, so
         the look-up continues by log offset.
         """
+        find_in_block = _find_in_intact_block if is_strict else _find_in_block
+        blocks_max = VERIFIED_BLOCKS_A_SLICE if is_strict else BLOCKS_A_SLICE
         found: list[LogOffset] = []
         block_count = 0
         searched = below = end  # everything at or after either offset was searched or found
@@ -115,11 +119,11 @@ class MessageIndex:
             (one for one in reversed(self.files) if one.from_offset < searched), None
         ):
             for number in reversed(range(file.row_count)):
-                matches = _find_in_block(file, number, hash_)
+                matches = find_in_block(file, number, hash_)
                 found += [match for match in matches if match < below]
                 block_count += 1
                 self._tally.add(1)
-                if block_count == BLOCKS_A_SLICE or len(found) >= MATCHES_A_SLICE:
+                if block_count == blocks_max or len(found) >= MATCHES_A_SLICE:
                     below = found[-1] if found else below
                     yield found
                     found, block_count = [], 0

@@ -18,6 +18,7 @@ from tidemill.broker.engine.timer.body import BodyDamaged
 from tidemill.broker.engine.timer.keyed import KeyedTimers
 from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, DueRange
 from tidemill.broker.engine.timer.table import PAGE_ENTRIES
+from tidemill.common.errors import Repairing
 from tidemill.message import stored_message
 from tidemill.message.resource_names import TIMER_TOPIC
 
@@ -85,9 +86,12 @@ class TimerMatches:
         self._wanted = wanted
         self._due = DueRange(wanted.from_ms, wanted.to_ms)
         self.end = end
-        self._keyed = KeyedTimers(parts.index, parts.store, wanted.key) if wanted.key else None
+        self._keyed = self._begin_walk() if wanted.key else None
         self._keyed_ids: list[int] | None = None  # ascending; None: the walk has not ended
         self._collected: list[int] = []
+
+    def _begin_walk(self) -> KeyedTimers:
+        return KeyedTimers(self._parts.index, self._parts.store, self._wanted.key)
 
     @property
     def is_cut(self) -> bool:
@@ -97,7 +101,8 @@ class TimerMatches:
     def find(self, position: int, items_max: int, *, pages_max: int) -> FoundTimers:
         """Return timers from a position on, at most `items_max`, in a slice.
 
-        The result may be empty while more remain: continue at its position.
+        The result may be empty while more remain: continue at its position. Raises Repairing while
+        a file of the index is damaged: a retry begins the walk over the key again.
         """
         self._parts.index.link_gathered()
         limit = min(items_max, BODIES_A_STEP) if self._wanted.reads_messages else items_max
@@ -112,7 +117,11 @@ class TimerMatches:
 
     def _collect(self) -> None:
         assert self._keyed is not None, "the filter has a key"
-        part = self._keyed.step()
+        try:
+            part = self._keyed.step()
+        except Repairing:
+            self._keyed, self._collected = self._begin_walk(), []
+            raise
         if part is None:
             self._keyed_ids = sorted(self._collected)
         else:

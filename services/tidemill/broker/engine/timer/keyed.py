@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, final
 
 from tidemill.broker.engine.layout import message
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.message import FLAG_SCHEDULE
 from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore
+from tidemill.common.errors import Repairing
 from tidemill.message import stored_message
 
 if TYPE_CHECKING:
@@ -27,16 +29,22 @@ class KeyedTimers:
         self._index = index
         self._store = store
         self._key = key
-        self._matches = store.index.find(stored_message.key_hash("key", key))
+        self._matches = store.index.find(stored_message.key_hash("key", key), is_strict=True)
         self._matches_left = KEY_MATCHES_MAX
         self._offsets: list[LogOffset] = []  # the next matches to read
         self._seen: set[int] = set()
         self.is_cut = False  # whether older records were not read
 
     def step(self) -> list[tuple[TimerId, TimerEntry]] | None:
-        """Return the pending timers among the next records; None if there are no more."""
+        """Return the pending timers among the next records; None if there are no more.
+
+        Raises Repairing if a file of the index is damaged. The walk cannot continue after it.
+        """
         if not self._offsets:
-            matches = next(self._matches, None)
+            try:
+                matches = next(self._matches, None)
+            except BlockFileDamaged as error:
+                raise Repairing from error
             if matches is None or not self._matches_left:
                 self.is_cut |= matches is not None
                 return None
