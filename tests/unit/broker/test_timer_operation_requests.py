@@ -15,6 +15,7 @@ from tests.support.worlds.round_world import RoundWorld
 from tests.support.worlds.timer_bulk_world import TimerBulkWorld
 from tests.support.worlds.timer_world import HOUR_MS, SECOND_MS, TIMERS
 from tests.unit.broker.test_dead_letter_requests import error_of
+from tidemill.broker.engine.timer import keyed as keyed_module
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.server.admin.operations import OperationAdmin
 from tidemill.broker.server.admin.timer_operations import CHANGED_A_ROUND, TimerChangeAdmin
@@ -167,6 +168,26 @@ def test_a_dry_run_warns_about_quarantined_timers() -> None:
         world.world.engine.timers.quarantined[1] = world.world.topic(TOPIC)
         assert "1 timers are quarantined" in (await world.begin(FIRE, dry_run=True)).warnings[0]
         assert not (await world.begin(CANCEL, dry_run=True)).warnings
+
+    in_world(scenario)
+
+
+def test_a_key_of_too_many_messages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyed_module, "KEY_MATCHES_MAX", 4)
+
+    async def scenario(world: AdminOfTimers) -> None:
+        due_ms = world.world.now_ms + HOUR_MS
+        for n in range(5):
+            world.world.delay(f"keyed{n}", due_ms, keys=("k",))
+        timers = pb.TimerFilter(key="k")
+        planned = await world.begin(CANCEL, dry_run=True, timers=timers)
+        assert ["by topic, and by due times" in one for one in planned.warnings] == [True]
+        assert await error_of(world.begin(CANCEL, timers=timers)) == "Conflict"
+        for n in range(5, 10):
+            world.world.cancel(n)
+        assert await error_of(world.begin(CANCEL, timers=timers)) == "Conflict"
+        by_topic = pb.TimerFilter(topic=TOPIC)
+        assert (await world.begin(CANCEL, timers=by_topic)).operation.total == 5
 
     in_world(scenario)
 

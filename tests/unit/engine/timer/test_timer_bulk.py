@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tests.support.worlds.engine_world import TOPIC
+from tests.support.worlds.engine_world import SMALL, TOPIC
 from tests.support.worlds.timer_bulk_world import CANCEL, FIRE, RESCHEDULE, TimerBulkWorld
 from tests.support.worlds.timer_world import DAY_MS, HOUR_MS, SECOND_MS
 from tidemill.broker.engine.layout.numbers import LogOffset
@@ -17,6 +19,7 @@ from tidemill.broker.engine.layout.operation import (
     OperationState,
 )
 from tidemill.broker.engine.metadata.operations import Operations
+from tidemill.broker.engine.tally import SLICE_BYTES, Tally
 from tidemill.broker.engine.timer import bulk_matches
 from tidemill.broker.engine.timer import keyed as keyed_module
 from tidemill.broker.engine.timer.bulk_changes import TimerOutcome
@@ -323,6 +326,78 @@ def test_a_key_of_many_messages_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
         world.delay(f"m{n}", world.now_ms + HOUR_MS, keys=("k",))
     count = world.count_timers(TimerChange(CANCEL), key="k")
     assert (count.count, count.is_cut) == (2, True)
+
+
+def test_later_messages_with_the_key_change_no_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyed_module, "KEY_MATCHES_MAX", 4)
+    world = TimerBulkWorld()
+    for n in range(4):
+        world.delay(f"m{n}", world.now_ms + HOUR_MS, keys=("k",))
+    one = world.begin_timers(CANCEL, key="k")
+    for n in range(3):
+        world.delay(f"later{n}", world.now_ms + HOUR_MS, keys=("k",))
+    world.restart()
+    ended = world.run_operation(one)
+    assert (ended.state, ended.done) == (DONE, 4)
+    assert states(world) == [GONE] * 4 + [PENDING] * 3
+
+
+def test_an_operation_fails_if_messages_after_the_count_cut_its_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = TimerBulkWorld()
+    for n in range(3):
+        world.delay(f"m{n}", world.now_ms + HOUR_MS, keys=("k",))
+    one = world.begin_timers(CANCEL, key="k")
+    monkeypatch.setattr(keyed_module, "KEY_MATCHES_MAX", 2)
+    ended = world.run_operation(one)
+    assert (ended.state, ended.done) == (OperationState.FAILED, 0)
+    assert "without the key" in ended.error
+    assert states(world) == [PENDING] * 3
+
+
+def all_ids(matches: bulk_matches.TimerMatches, tally: Tally | None = None) -> list[int]:
+    """Return the ids of timers that match. No slice may read much more than its bound."""
+    found: list[int] = []
+    position = 0
+    while position < matches.end:
+        before = 0 if tally is None else tally.size_bytes
+        part = matches.find(position, 16, pages_max=1)
+        assert tally is None or tally.size_bytes - before < SLICE_BYTES + 400_000
+        found += part.ids.tolist()
+        position = part.position
+    return found
+
+
+def test_copies_of_timers_behind_the_begin_are_found() -> None:
+    config = replace(
+        SMALL, segment_bytes=256 << 10, retention_ms=DAY_MS, checkpoint_log_bytes=32 << 10
+    )
+    world = TimerBulkWorld(config=config)
+    for n in range(6):
+        world.delay(f"m{n}", world.now_ms + 60 * DAY_MS, keys=("k",))
+    begin = world.engine.log.log_end
+    for _ in range(40):
+        world.now_ms += DAY_MS // 4
+        for n in range(30):
+            world.send(f"x{n}", size=3_000)
+        world.run_due()
+        world.background()
+        world.checkpoint()
+    assert world.engine.log.min_offset > begin
+    matches = bulk_matches.TimerMatches(
+        world.engine.timers.changes.parts, bulk_matches.TimerFilter(key="k"), end=6, before=begin
+    )
+    assert all_ids(matches) == list(range(6))
+
+
+def test_a_slice_over_a_key_reads_a_bounded_size() -> None:
+    world = TimerBulkWorld()
+    for n in range(8):
+        world.schedule(f"m{n}", due_at_ms=world.now_ms + HOUR_MS, size=300_000, keys=("k",))
+    parts = world.engine.timers.changes.parts
+    matches = bulk_matches.TimerMatches(parts, bulk_matches.TimerFilter(key="k"), end=8)
+    assert all_ids(matches, parts.tally) == list(range(8))
 
 
 # ------------------------------------------------------------ the table

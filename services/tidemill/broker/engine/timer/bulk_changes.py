@@ -17,8 +17,9 @@ from tidemill.broker.engine.timer.bulk_matches import (
     TimerParts,
 )
 from tidemill.broker.engine.timer.due_change import TimerChange
+from tidemill.broker.engine.timer.keyed import KEY_MATCHES_MAX, OTHER_FILTER
 from tidemill.broker.engine.timer.status import TimerState
-from tidemill.common.errors import IllegalDeliveryTime
+from tidemill.common.errors import Conflict, IllegalDeliveryTime
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.timer.admission import Admission
@@ -136,7 +137,7 @@ class _Running:
         details: dict[str, Any] = json.loads(operation.details)
         self.change = TimerChange(operation.kind, **details["change"])
         wanted = TimerFilter(operation.topic_id, **details["filter"])
-        self.matches = TimerMatches(parts, wanted, end=operation.end)
+        self.matches = TimerMatches(parts, wanted, end=operation.end, before=operation.id)
 
 
 @final
@@ -159,6 +160,11 @@ class TimerWork:
             running = self._running[operation.id] = _Running(self._changes.parts, operation)
         change = running.change
         found = running.matches.find(position, turn.items_max, pages_max=TABLE_PAGES_A_STEP)
+        if running.matches.is_cut:
+            raise Conflict(
+                f"more than {KEY_MATCHES_MAX} messages had this key at the begin, because more were"
+                f" sent after the count; {OTHER_FILTER}"
+            )
         changed_count = 0
         failures: list[ItemFailure] = []
         for timer_id in map(TimerId, found.ids.tolist()):

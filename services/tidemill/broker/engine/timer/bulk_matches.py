@@ -23,6 +23,7 @@ from tidemill.message import stored_message
 from tidemill.message.resource_names import TIMER_TOPIC
 
 if TYPE_CHECKING:
+    from tidemill.broker.engine.layout.numbers import LogOffset
     from tidemill.broker.engine.layout.timer_entry import TimerEntry
     from tidemill.broker.engine.message_store import MessageStore
     from tidemill.broker.engine.metadata.catalog import Catalog
@@ -81,8 +82,12 @@ _NO_IDS: Final = np.zeros(0, np.int64)
 class TimerMatches:
     """The pending timers that match a filter, before an id."""
 
-    def __init__(self, parts: TimerParts, wanted: TimerFilter, *, end: int) -> None:
+    def __init__(
+        self, parts: TimerParts, wanted: TimerFilter, *, end: int, before: LogOffset | None = None
+    ) -> None:
+        """`before` is the log end when the timers were counted. Default: now."""
         self._parts = parts
+        self._before = parts.store.log.log_end if before is None else before
         self._wanted = wanted
         self._due = DueRange(wanted.from_ms, wanted.to_ms)
         self.end = end
@@ -91,7 +96,10 @@ class TimerMatches:
         self._collected: list[int] = []
 
     def _begin_walk(self) -> KeyedTimers:
-        return KeyedTimers(self._parts.index, self._parts.store, self._wanted.key)
+        parts = self._parts
+        return KeyedTimers(
+            parts.index, parts.store, parts.tally, self._wanted.key, before=self._before
+        )
 
     @property
     def is_cut(self) -> bool:
@@ -125,7 +133,7 @@ class TimerMatches:
         if part is None:
             self._keyed_ids = sorted(self._collected)
         else:
-            self._collected += [timer_id for timer_id, _ in part]
+            self._collected += [timer_id for timer_id, _ in part if timer_id < self.end]
 
     def _find_keyed(self, position: int, limit: int) -> FoundTimers:
         assert self._keyed_ids is not None, "the walk has ended"

@@ -308,7 +308,7 @@ class TimerCommands:
     def search(self, query: TimerQuery) -> TimerSearch:
         """Begin a search for pending timers."""
         self._index.link_gathered()
-        return TimerSearch(self._index, self._store, query, self.status)
+        return TimerSearch(self._index, self._store, self._tally, query, self.status)
 
     def pending(self, query: PendingQuery) -> PendingWalk:
         """Begin a page of pending timers in the order of their ids."""

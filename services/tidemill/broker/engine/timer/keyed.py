@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final, final
 
 from tidemill.broker.engine.layout import message
@@ -9,6 +10,7 @@ from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.message import FLAG_SCHEDULE
 from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore
+from tidemill.broker.engine.tally import Allowance, Tally
 from tidemill.common.errors import Repairing
 from tidemill.message import stored_message
 
@@ -19,19 +21,36 @@ if TYPE_CHECKING:
 
 OFFSETS_A_STEP: Final = 256  # records with the key
 KEY_MATCHES_MAX: Final = 10_000  # records with the same key that are read, the newest first
+# The remedy for a key of more messages.
+OTHER_FILTER: Final = "choose the timers by topic, and by due times or tag, without the key"
 
 
 @final
 class KeyedTimers:
     """A walk over the newest records with a key: call `step` until it returns None."""
 
-    def __init__(self, index: TimerIndex, store: MessageStore, key: str) -> None:
+    def __init__(
+        self,
+        index: TimerIndex,
+        store: MessageStore,
+        tally: Tally,
+        key: str,
+        *,
+        before: LogOffset | None = None,
+    ) -> None:
+        """Begin a walk. Records from log offset `before` on do not count towards the limit.
+
+        They may be newer copies of messages that were before it. Default: a look-up, which counts
+        all records.
+        """
         self._index = index
         self._store = store
+        self._tally = tally
+        self._before = 1 << 62 if before is None else before
         self._key = key
         self._matches = store.index.find(stored_message.key_hash("key", key), is_strict=True)
         self._matches_left = KEY_MATCHES_MAX
-        self._offsets: list[LogOffset] = []  # the next matches to read
+        self._offsets: deque[LogOffset] = deque()  # the next matches to read
         self._seen: set[int] = set()
         self.is_cut = False  # whether older records were not read
 
@@ -41,20 +60,25 @@ class KeyedTimers:
         Raises Repairing if a file of the index is damaged. The walk cannot continue after it.
         """
         if not self._offsets:
+            if self.is_cut:
+                return None
             try:
                 matches = next(self._matches, None)
             except BlockFileDamaged as error:
                 raise Repairing from error
-            if matches is None or not self._matches_left:
-                self.is_cut |= matches is not None
+            if matches is None:
                 return None
-            self._offsets = matches[: self._matches_left]
-            self.is_cut |= len(self._offsets) < len(matches)
-            self._matches_left -= len(self._offsets)
-        part, self._offsets = self._offsets[:OFFSETS_A_STEP], self._offsets[OFFSETS_A_STEP:]
+            floor = self._store.log.state_floor
+            older = [one for one in matches if floor <= one < self._before]
+            self._offsets.extend(one for one in matches if one >= self._before)
+            self._offsets.extend(older[: self._matches_left])
+            self.is_cut = len(older) > self._matches_left
+            self._matches_left = max(self._matches_left - len(older), 0)
         found = []
-        for log_offset in part:
-            timer = self._read(log_offset)
+        allowance = Allowance(self._tally, items=OFFSETS_A_STEP)
+        while self._offsets and not allowance.is_spent:
+            timer = self._read(self._offsets.popleft())
+            self._tally.add(1)
             if timer is not None:
                 found.append(timer)
         return found
@@ -66,6 +90,7 @@ class KeyedTimers:
             found = self._store.record(log_offset)
         except (MessageDamaged, LookupError):
             return None  # The timer of a damaged record is unknown.
+        self._tally.add(0, size_bytes=len(found.tail))
         if found.header.kind != RecordKind.MESSAGE or not found.header.flags & FLAG_SCHEDULE:
             return None
         timer_id = message.decode_target(found.body).timer_id

@@ -17,6 +17,7 @@ import numpy as np
 
 from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.message_store import MessageStore
+from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.keyed import KeyedTimers
 from tidemill.broker.engine.timer.status import TimerQuery, TimerStatus
@@ -35,6 +36,7 @@ class TimerSearch:
         self,
         index: TimerIndex,
         store: MessageStore,
+        tally: Tally,
         query: TimerQuery,
         status: Callable[[TimerId], TimerStatus],
     ) -> None:
@@ -49,7 +51,7 @@ class TimerSearch:
         self._pages = iter(
             () if query.key else index.table.live_page_numbers(dict(index.counts.file_live))
         )
-        self._keyed = KeyedTimers(index, store, query.key) if query.key else None
+        self._keyed = KeyedTimers(index, store, tally, query.key) if query.key else None
         self.found: list[TimerStatus] = []  # the page, in order of due time
         self.has_more = False  # whether there is another page
         self.last = (0, 0)  # (due_at_ms, timer_id) of the last timer, as the walk has found it

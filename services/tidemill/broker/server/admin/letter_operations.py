@@ -46,6 +46,9 @@ class LetterSubject:
         group = find_group(engine, request.group)
         return LetterCount(engine.letter_inspection, group, _filter(request), as_of_ms=as_of_ms)
 
+    def check_count(self, count: LetterCount) -> None:
+        """Accept each count: it has all dead letters that match."""
+
     def describe(
         self,
         engine: Engine,

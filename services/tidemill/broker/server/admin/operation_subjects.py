@@ -48,6 +48,9 @@ class OperationSubject(Protocol):
     ) -> BulkCount:
         """Begin a count of the items that match."""
 
+    def check_count(self, count: Any) -> None:
+        """Raise Conflict if no operation may begin with a complete count."""
+
     def describe(
         self,
         engine: Engine,

@@ -102,6 +102,10 @@ class OperationAdmin:
                 lambda engine, turn: subject.describe(engine, turn, request, count, reply),
             )
             return reply
+        try:
+            subject.check_count(count)
+        except Conflict as error:
+            raise rpc_error(error) from error
         if count.count > request.max_count:
             raise rpc_error(
                 Conflict(

@@ -17,7 +17,7 @@ from tidemill.broker.engine.tally import Allowance
 from tidemill.broker.engine.timer.bulk_changes import TimerOutcome
 from tidemill.broker.engine.timer.bulk_matches import TimerCount, TimerFilter
 from tidemill.broker.engine.timer.due_change import SPREAD_MS_MAX, TimerChange
-from tidemill.broker.engine.timer.keyed import KEY_MATCHES_MAX
+from tidemill.broker.engine.timer.keyed import KEY_MATCHES_MAX, OTHER_FILTER
 from tidemill.broker.server.admin.lookup import find_topic
 from tidemill.broker.server.admin.operation_subjects import BulkStart
 from tidemill.broker.server.round.rpc import rpc_error, slices_in_round
@@ -44,6 +44,10 @@ KINDS: Final = {
     pb.OPERATION_KIND_RESCHEDULE_TIMERS: OperationKind.RESCHEDULE_TIMERS,
     pb.OPERATION_KIND_FIRE_TIMERS: OperationKind.FIRE_TIMERS,
 }
+_KEY_IS_CUT: Final = (
+    f"more than {KEY_MATCHES_MAX} messages have this key, and only timers among the newest"
+    f" {KEY_MATCHES_MAX} were counted"
+)
 
 
 def change_from(
@@ -185,6 +189,11 @@ class TimerSubject:
             quarantined=list(engine.timers.quarantined),
         )
 
+    def check_count(self, count: TimerCount) -> None:
+        """Raise Conflict if older timers with the key were not counted."""
+        if count.is_cut:
+            raise Conflict(f"{_KEY_IS_CUT}; {OTHER_FILTER}")
+
     def describe(
         self,
         engine: Engine,
@@ -265,8 +274,5 @@ def _warnings(engine: Engine, request: pb.BeginOperationRequest, count: TimerCou
             f" they stay as they are"
         )
     if count.is_cut:
-        warnings.append(
-            f"more than {KEY_MATCHES_MAX} messages have this key: only timers among the newest"
-            f" {KEY_MATCHES_MAX} match; repeat the change afterwards"
-        )
+        warnings.append(f"{_KEY_IS_CUT}: the change would be refused; {OTHER_FILTER}")
     return warnings
