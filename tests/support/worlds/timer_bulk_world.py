@@ -89,6 +89,7 @@ class TimerBulkWorld(TimerWorld):
         details = {
             "filter": wanted,
             "change": {"due_at_ms": due_at_ms, "shift_ms": shift_ms, "spread_ms": spread_ms},
+            "max_count": count.count,
             "by": "ops",
             "user": "",
             "key": "",

@@ -17,7 +17,7 @@ from tests.support.worlds.timer_world import HOUR_MS, SECOND_MS, TIMERS
 from tests.unit.broker.test_dead_letter_requests import error_of
 from tidemill.broker.engine.timer import keyed as keyed_module
 from tidemill.broker.engine.timer.status import TimerState
-from tidemill.broker.server.admin.operations import OperationAdmin
+from tidemill.broker.server.admin.operations import DUE_COUNT_KEPT_MS, OperationAdmin
 from tidemill.broker.server.admin.timer_operations import CHANGED_A_ROUND, TimerChangeAdmin
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -168,6 +168,28 @@ def test_a_dry_run_warns_about_quarantined_timers() -> None:
         world.world.engine.timers.quarantined[1] = world.world.topic(TOPIC)
         assert "1 timers are quarantined" in (await world.begin(FIRE, dry_run=True)).warnings[0]
         assert not (await world.begin(CANCEL, dry_run=True)).warnings
+
+    in_world(scenario)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_timers_that_move_into_the_due_times_do_not_exceed_max_count(*, is_late: bool) -> None:
+    async def scenario(world: AdminOfTimers) -> None:
+        due_ms = world.world.due(0)
+        timers = pb.TimerFilter(topic=TOPIC, due_from_ms=due_ms, due_to_ms=due_ms + 1)
+        planned = await world.begin(CANCEL, dry_run=True, timers=timers)
+        assert planned.count == 1
+        for n in range(1, 5):
+            await world.change(RESCHEDULE, n, move=pb.TimerMove(due_at_ms=due_ms))
+        wanted = {"timers": timers, "as_of_ms": planned.as_of_ms, "max_count": 1}
+        if is_late:
+            world.shell.clock.advance(DUE_COUNT_KEPT_MS)
+            assert await error_of(world.begin(CANCEL, **wanted)) == "Conflict"
+            return
+        found = await world.ended((await world.begin(CANCEL, **wanted)).operation.id)
+        assert (found.state, found.done) == (pb.OPERATION_STATE_FAILED, 1)
+        assert "more than the 1 timers of maxCount" in found.error
+        assert [world.world.state(n) for n in range(5)].count(TimerState.PENDING) == 4
 
     in_world(scenario)
 

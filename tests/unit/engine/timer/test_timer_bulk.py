@@ -328,6 +328,21 @@ def test_a_key_of_many_messages_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (count.count, count.is_cut) == (2, True)
 
 
+def test_an_operation_changes_at_most_max_count_timers() -> None:
+    world = world_with(40)
+    due_ms = world.due(0) + HOUR_MS
+    for n in range(20):
+        world.reschedule(n, due_ms)
+    one = world.begin_timers(CANCEL, from_ms=due_ms)
+    assert one.total == 20
+    world.reschedule(30, due_ms)
+    world.reschedule(20, due_ms)
+    world.cancel(3)
+    ended = world.run_operation(one)
+    assert (ended.state, ended.done) == (OperationState.FAILED, 20)
+    assert states(world) == [GONE] * 21 + [PENDING] * 19
+
+
 def test_later_messages_with_the_key_change_no_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyed_module, "KEY_MATCHES_MAX", 4)
     world = TimerBulkWorld()

@@ -135,6 +135,7 @@ class _Running:
 
     def __init__(self, parts: TimerParts, operation: Operation) -> None:
         details: dict[str, Any] = json.loads(operation.details)
+        self.count_max: int = details["max_count"]
         self.change = TimerChange(operation.kind, **details["change"])
         wanted = TimerFilter(operation.topic_id, **details["filter"])
         self.matches = TimerMatches(parts, wanted, end=operation.end, before=operation.id)
@@ -168,8 +169,16 @@ class TimerWork:
         changed_count = 0
         failures: list[ItemFailure] = []
         for timer_id in map(TimerId, found.ids.tolist()):
+            is_last = operation.done >= running.count_max
             # The record of failures is before those of later timers.
-            if failures and self._changes.plan(change, timer_id, turn.firing_ms) is _DONE:
+            if (failures or is_last) and self._changes.plan(
+                change, timer_id, turn.firing_ms
+            ) is _DONE:
+                if not failures and not changed_count:
+                    raise Conflict(
+                        f"more than the {running.count_max} timers of maxCount match, because due"
+                        f" times were changed after the count; look at them again with a dry run"
+                    )
                 return WorkResult(timer_id, changed_count, failures)
             outcome = self._changes.apply(
                 change,

@@ -35,6 +35,8 @@ RATE_MAX: Final = 10_000  # items per second
 COUNT_MS: Final = 1_000  # of one call; the next call continues the count
 COUNTS_MAX: Final = 16  # that the broker remembers, each with at most some MiB
 COUNT_KEPT_MS: Final = 600_000  # after its begin
+# After the end of a count by due times: single changes may move other timers into their range.
+DUE_COUNT_KEPT_MS: Final = 5_000
 _LETTERS: Final[OperationSubject] = LetterSubject()
 _TIMERS: Final[OperationSubject] = TimerSubject()
 _SUBJECTS: Final[dict[int, OperationSubject]] = {
@@ -51,6 +53,7 @@ class _CountKey(NamedTuple):
 
     items: Hashable
     as_of_ms: int
+    has_due_times: bool
 
 
 class _KnownCount(NamedTuple):
@@ -58,6 +61,15 @@ class _KnownCount(NamedTuple):
 
     items: BulkCount
     begun_at_ms: int  # monotonic
+    ended_at_ms: int | None = None  # None: it is not complete
+
+    def is_outdated(self, key: _CountKey, monotonic_ms: int) -> bool:
+        """Return whether the same items must be counted again."""
+        if monotonic_ms - self.begun_at_ms >= COUNT_KEPT_MS:
+            return True
+        if self.ended_at_ms is None or not key.has_due_times:
+            return False
+        return monotonic_ms - self.ended_at_ms >= DUE_COUNT_KEPT_MS
 
 
 class OperationAdmin:
@@ -142,9 +154,10 @@ class OperationAdmin:
         """Return the count of the same items that earlier calls began, or begin it."""
         items = subject.check(engine, turn, request)
         as_of_ms = min(request.as_of_ms or turn.now_ms, turn.now_ms)
-        key = _CountKey(items, as_of_ms)
+        has_due_times = bool(request.timers.due_from_ms or request.timers.due_to_ms)
+        key = _CountKey(items, as_of_ms, has_due_times)
         for known, one in list(self._counts.items()):
-            if turn.monotonic_ms - one.begun_at_ms >= COUNT_KEPT_MS:
+            if one.is_outdated(known, turn.monotonic_ms):
                 del self._counts[known]
         if key not in self._counts:
             count = subject.begin_count(engine, turn, request, as_of_ms)
@@ -161,6 +174,7 @@ class OperationAdmin:
             nonlocal end_ms
             end_ms = turn.monotonic_ms + COUNT_MS if end_ms is None else end_ms
             if not count.step():
+                self._note_end(key, count, turn.monotonic_ms)
                 return False
             return True if turn.monotonic_ms >= end_ms else None
 
@@ -171,6 +185,11 @@ class OperationAdmin:
             self._counts.pop(key, None)
             raise
         return is_partial
+
+    def _note_end(self, key: _CountKey, count: BulkCount, monotonic_ms: int) -> None:
+        known = self._counts.get(key)
+        if known is not None and known.items is count and known.ended_at_ms is None:
+            self._counts[key] = known._replace(ended_at_ms=monotonic_ms)
 
     async def ListOperations(self, _request: pb.ListOperationsRequest) -> pb.OperationList:
         """Return the operations, the newest first."""

@@ -233,7 +233,12 @@ class TimerSubject:
             "filter": {**({"topic": topic} if topic else {}), **shown},
             **_move_facts(request.move),
         }
-        details = {"filter": wanted, "change": change, "topic": topic}
+        details = {
+            "filter": wanted,
+            "change": change,
+            "topic": topic,
+            "max_count": request.max_count,
+        }
         return BulkStart(0, topic_id, details, facts)
 
 
