@@ -46,6 +46,7 @@ class GroupWithTimers(CallsByRequest):
         self.changed: list[pb.ChangeTimersRequest] = []
         self.begun: list[pb.BeginOperationRequest] = []
         self.is_down = False
+        self.refusal = ""
 
     async def change_timers(self, request: pb.ChangeTimersRequest) -> pb.ChangeTimersReply:
         if self.is_down:
@@ -72,7 +73,10 @@ class GroupWithTimers(CallsByRequest):
             )
             reply.topics.add(topic="orders", timers=self.count)
             reply.hours.add(from_ms=3_600_000, timers=self.count)
+            reply.warnings.extend([self.refusal] if self.refusal else [])
             return reply
+        if self.refusal:
+            raise Conflict(self.refusal)
         self.begun.append(request)
         operation = reply.operation
         operation.id, operation.kind, operation.topic = 5, request.kind, request.timers.topic
@@ -211,6 +215,13 @@ def test_a_filter_begins_an_operation() -> None:
     assert begun.move.delay_ms == 5
     with pytest.raises(Conflict, match="7 timers match"):
         by_filter(first, second, maxCount=6)
+
+
+def test_a_refusal_of_a_count_of_0_is_an_error() -> None:
+    group = GroupWithTimers(0)
+    group.refusal = "more than 10000 messages have this key"
+    with pytest.raises(Conflict, match="more than 10000"):
+        by_filter(group)
 
 
 def test_the_rights_of_a_filter() -> None:

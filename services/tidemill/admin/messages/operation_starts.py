@@ -67,7 +67,8 @@ async def begin_operation(
     parts = [await _begin(cluster, broker, request) for broker, _ in begun]
     known = {part.broker for part in parts}
     found = await count_all(cluster, request, noun, skipped=known)
-    chosen = [broker for broker, reply in found.answers if reply.count]
+    # A broker group may refuse a count of 0 that is not complete: its dry run has a warning.
+    chosen = [broker for broker, reply in found.answers if reply.count or reply.warnings]
     total = sum(part.operation.total for part in parts)
     total += sum(reply.count for _, reply in found.answers)
     if total > limits.max_count:
