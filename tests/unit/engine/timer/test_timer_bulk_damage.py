@@ -6,10 +6,14 @@ import pytest
 
 from tests.support.worlds.timer_bulk_world import CANCEL, TimerBulkWorld
 from tests.support.worlds.timer_world import HOUR_MS
-from tidemill.broker.engine.layout.operation import OperationState
+from tidemill.broker.engine.layout.numbers import TimerId
+from tidemill.broker.engine.layout.operation import ItemFailure, Operation, OperationState
+from tidemill.broker.engine.timer.bulk_changes import TimerOutcome
 from tidemill.broker.engine.timer.due_change import TimerChange
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.common.errors import Repairing
+
+GONE = TimerState.CANCELLED
 
 
 def world_with_index(count: int) -> tuple[TimerBulkWorld, str]:
@@ -44,3 +48,51 @@ def test_an_operation_by_key_waits_for_a_damaged_index() -> None:
     ended = world.run_operation(one)
     assert (ended.state, ended.done, ended.failed) == (OperationState.DONE, 60, 0)
     assert {world.state(n) for n in range(60)} == {TimerState.CANCELLED}
+
+
+def world_with_damage(
+    *wanted: tuple[str, str], in_head: bool = False
+) -> tuple[TimerBulkWorld, Operation]:
+    """Return a world in which the message of the second of three timers is damaged.
+
+    An operation on the three timers runs.
+    """
+    world = TimerBulkWorld()
+    for n in range(3):
+        world.delay(f"m{n}", world.now_ms + HOUR_MS, tag="red", keys=("k",))
+    world.background()
+    world.checkpoint()
+    world.restart()
+    one = world.begin_timers(CANCEL, **dict(wanted))
+    entry = world.engine.timers.index.get(TimerId(1))
+    at = entry.log_offset + (10 if in_head else entry.size - 2)
+    world.disk.damage("log/00000000000000000000.log", at)
+    return world, one
+
+
+@pytest.mark.parametrize("in_head", [False, True])
+@pytest.mark.parametrize(
+    "wanted", [[("tag", "red")], [("key", "k")], [("key", "k"), ("tag", "red"), ("topic", "")]]
+)
+def test_a_timer_with_a_damaged_message_is_a_failed_item(
+    wanted: list[tuple[str, str]], *, in_head: bool
+) -> None:
+    world, one = world_with_damage(*wanted, in_head=in_head)
+    count = world.count_timers(TimerChange(CANCEL), **dict(wanted))
+    assert (count.count, count.damaged_count) == (3, 1)
+    ended = world.run_operation(one)
+    assert (ended.state, ended.done, ended.failed) == (OperationState.DONE, 2, 1)
+    assert ended.failures == [ItemFailure(1, TimerOutcome.DAMAGED)]
+    assert [world.state(n) for n in range(3)] == [GONE, TimerState.PENDING, GONE]
+
+
+@pytest.mark.parametrize("wanted", [("tag", "red"), ("key", "k")])
+def test_an_operation_waits_while_a_replica_may_mend_a_message(wanted: tuple[str, str]) -> None:
+    world, one = world_with_damage(wanted)
+    world.engine.log.damage.has_replicas = True
+    for _ in range(3):
+        world.now_ms += 1_000
+        world.run_due()
+    assert world.engine.operations.find(one.id).is_running
+    assert world.state(1) is TimerState.PENDING
+    assert world.engine.log.damage.has_requests

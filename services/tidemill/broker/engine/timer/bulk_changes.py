@@ -169,23 +169,30 @@ class TimerWork:
         changed_count = 0
         failures: list[ItemFailure] = []
         for timer_id in map(TimerId, found.ids.tolist()):
+            is_damaged = timer_id in found.damaged
             is_last = operation.done >= running.count_max
             # The record of failures is before those of later timers.
-            if (failures or is_last) and self._changes.plan(
-                change, timer_id, turn.firing_ms
-            ) is _DONE:
-                if not failures and not changed_count:
-                    raise Conflict(
-                        f"more than the {running.count_max} timers of maxCount match, because due"
-                        f" times were changed after the count; look at them again with a dry run"
-                    )
-                return WorkResult(timer_id, changed_count, failures)
-            outcome = self._changes.apply(
-                change,
-                timer_id,
-                now_ms=turn.now_ms,
-                firing_ms=turn.firing_ms,
-                operation_id=operation.id,
+            if (
+                (failures or is_last)
+                and not is_damaged
+                and self._changes.plan(change, timer_id, turn.firing_ms) is _DONE
+            ):
+                if failures or changed_count:
+                    return WorkResult(timer_id, changed_count, failures)
+                raise Conflict(
+                    f"more than the {running.count_max} timers of maxCount match, because due"
+                    f" times were changed after the count; look at them again with a dry run"
+                )
+            outcome = (
+                TimerOutcome.DAMAGED
+                if is_damaged
+                else self._changes.apply(
+                    change,
+                    timer_id,
+                    now_ms=turn.now_ms,
+                    firing_ms=turn.firing_ms,
+                    operation_id=operation.id,
+                )
             )
             if outcome in FAILURES:
                 failures.append(ItemFailure(timer_id, outcome))

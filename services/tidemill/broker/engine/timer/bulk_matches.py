@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 import numpy as np
@@ -16,7 +17,7 @@ from tidemill.broker.engine.tally import Allowance
 from tidemill.broker.engine.time_search import TimeSearch
 from tidemill.broker.engine.timer.body import BodyDamaged
 from tidemill.broker.engine.timer.keyed import KeyedTimers
-from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, DueRange
+from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, DueRange, TimerState
 from tidemill.broker.engine.timer.table import PAGE_ENTRIES
 from tidemill.common.errors import Repairing
 from tidemill.message import stored_message
@@ -72,6 +73,8 @@ class FoundTimers(NamedTuple):
     ids: np.ndarray  # ascending
     rows: np.ndarray  # their entries
     position: int  # the ids before it need no other look
+    # Those whose messages are damaged: it is unknown whether they have the key and the tag.
+    damaged: frozenset[int] = frozenset()
 
 
 _NONE: Final = np.zeros(0, DTYPE)
@@ -94,6 +97,7 @@ class TimerMatches:
         self._keyed = self._begin_walk() if wanted.key else None
         self._keyed_ids: list[int] | None = None  # ascending; None: the walk has not ended
         self._collected: list[int] = []
+        self._searched_page = 0  # the pages before it have no other timers of damaged messages
 
     def _begin_walk(self) -> KeyedTimers:
         parts = self._parts
@@ -131,9 +135,27 @@ class TimerMatches:
             self._keyed, self._collected = self._begin_walk(), []
             raise
         if part is None:
-            self._keyed_ids = sorted(self._collected)
+            if not self._search_damaged(self._keyed.damaged):
+                self._keyed_ids = sorted(set(self._collected))
         else:
             self._collected += [timer_id for timer_id, _ in part if timer_id < self.end]
+
+    def _search_damaged(self, log_offsets: list[LogOffset]) -> bool:
+        """Search the timers of damaged messages in a part of the table; return whether to go on."""
+        if not log_offsets:
+            return False
+        index = self._parts.index
+        wanted = np.array(sorted(log_offsets), np.int64)
+        pages = index.table.live_page_numbers(index.counts.file_live, begin=self._searched_page)
+        number = -1
+        for number in islice(pages, TABLE_PAGES_A_STEP):
+            page = index.table.rows(number)
+            self._parts.tally.add(len(page))
+            is_match = is_among(wanted, page["log_offset"]) & (page["state"] == TimerState.PENDING)
+            ids = number * PAGE_ENTRIES + np.flatnonzero(is_match)
+            self._collected += ids[ids < self.end].tolist()
+        self._searched_page = number + 1
+        return number >= 0
 
     def _find_keyed(self, position: int, limit: int) -> FoundTimers:
         assert self._keyed_ids is not None, "the walk has ended"
@@ -183,28 +205,47 @@ class TimerMatches:
         return is_match
 
     def _checked(self, found: FoundTimers) -> FoundTimers:
-        """Return those of the found timers whose messages have the key and the tag."""
+        """Return those of the found timers whose messages have the key and the tag.
+
+        Raises Repairing.
+        """
         allowance = Allowance(self._parts.tally, items=BODIES_A_STEP)
         kept: list[int] = []
+        damaged: list[int] = []
+        position = found.position
         for at, timer_id in enumerate(found.ids.tolist()):
             if allowance.is_spent:
-                return FoundTimers(found.ids[kept], found.rows[kept], timer_id)
-            if self._has_texts(TimerId(timer_id)):
+                position = timer_id
+                break
+            has_texts = self._has_texts(TimerId(timer_id))
+            if has_texts is not False:
                 kept.append(at)
-        return FoundTimers(found.ids[kept], found.rows[kept], found.position)
+            if has_texts is None:
+                damaged.append(timer_id)
+        return FoundTimers(found.ids[kept], found.rows[kept], position, frozenset(damaged))
 
-    def _has_texts(self, timer_id: TimerId) -> bool:
-        """Return whether the message of a timer has the key and the tag; not if it is damaged."""
+    def _has_texts(self, timer_id: TimerId) -> bool | None:
+        """Return whether the message of a timer has the key and the tag; None if it is damaged.
+
+        Raises Repairing while a replica may mend the message.
+        """
         parts, wanted = self._parts, self._wanted
         try:
             entry: TimerEntry = parts.index.get(timer_id)
+        except TimerEntryDamaged:
+            return None
+        try:
             blob = parts.bodies.read(timer_id, entry).blob
             parts.tally.add(1, size_bytes=len(blob))
             if wanted.key and not stored_message.has_key(blob, wanted.key):
                 return False
             return not wanted.tag or stored_message.tag_of(blob) == wanted.tag
-        except (TimerEntryDamaged, BodyDamaged, ValueError):
-            return False
+        except BodyDamaged as error:
+            if parts.bodies.request_mend(entry.log_offset):
+                raise Repairing from error
+            return None
+        except ValueError:
+            return None
 
 
 @final
@@ -229,6 +270,7 @@ class TimerCount:
         self._search = self._search_end(as_of_ms)
         self.begin = self._position = 0
         self.count = self.size_bytes = self.quarantined_count = 0
+        self.damaged_count = 0  # of those in `count`: it is unknown whether they match
         self.sample: list[TimerId] = []  # the oldest ones
         self.topics: Counter[TopicId] = Counter()
         self.hours: Counter[int] = Counter()  # by the begin of the hour (ms)
@@ -263,6 +305,7 @@ class TimerCount:
         items_max = COUNTED_PAGES_A_STEP * PAGE_ENTRIES
         found = self._matches.find(self._position, items_max, pages_max=COUNTED_PAGES_A_STEP)
         self._note(found.ids, found.rows)
+        self.damaged_count += len(found.damaged)
         self._position = found.position
         return self._position < self._matches.end
 

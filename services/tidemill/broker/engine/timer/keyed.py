@@ -52,20 +52,25 @@ class KeyedTimers:
         self._matches_left = KEY_MATCHES_MAX
         self._offsets: deque[LogOffset] = deque()  # the next matches to read
         self._seen: set[int] = set()
+        self.damaged: list[LogOffset] = []  # messages that no replica can mend
         self.is_cut = False  # whether older records were not read
 
     def step(self) -> list[tuple[TimerId, TimerEntry]] | None:
         """Return the pending timers among the next records; None if there are no more.
 
-        Raises Repairing if a file of the index is damaged. The walk cannot continue after it.
+        Raises Repairing if a file of the index or a message is damaged and can be mended. The walk
+        cannot continue after it.
         """
+        try:
+            return self._step()
+        except BlockFileDamaged as error:
+            raise Repairing from error
+
+    def _step(self) -> list[tuple[TimerId, TimerEntry]] | None:
         if not self._offsets:
             if self.is_cut:
                 return None
-            try:
-                matches = next(self._matches, None)
-            except BlockFileDamaged as error:
-                raise Repairing from error
+            matches = next(self._matches, None)
             if matches is None:
                 return None
             floor = self._store.log.state_floor
@@ -88,8 +93,12 @@ class KeyedTimers:
             return None
         try:
             found = self._store.record(log_offset)
-        except (MessageDamaged, LookupError):
-            return None  # The timer of a damaged record is unknown.
+        except LookupError:
+            return None
+        except MessageDamaged:
+            self._store.check_awaited(log_offset)
+            self.damaged.append(log_offset)
+            return None
         self._tally.add(0, size_bytes=len(found.tail))
         if found.header.kind != RecordKind.MESSAGE or not found.header.flags & FLAG_SCHEDULE:
             return None

@@ -278,6 +278,11 @@ def _warnings(engine: Engine, request: pb.BeginOperationRequest, count: TimerCou
             f"{count.quarantined_count} timers are quarantined, because their messages are damaged:"
             f" they stay as they are"
         )
+    if count.damaged_count:
+        warnings.append(
+            f"the messages of {count.damaged_count} timers are damaged, so their keys and tags are"
+            f" unknown: they stay as they are"
+        )
     if count.is_cut:
         warnings.append(f"{_KEY_IS_CUT}: the change would be refused; {OTHER_FILTER}")
     return warnings
