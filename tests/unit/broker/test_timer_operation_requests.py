@@ -194,6 +194,20 @@ def test_timers_that_move_into_the_due_times_do_not_exceed_max_count(*, is_late:
     in_world(scenario)
 
 
+def test_a_time_of_the_count_in_the_future_is_refused() -> None:
+    async def scenario(world: AdminOfTimers) -> None:
+        planned = await world.begin(CANCEL, dry_run=True)
+        later_ms = world.shell.clock.wall_ms() + HOUR_MS
+        for is_dry in (False, True):
+            assert (
+                await error_of(world.begin(CANCEL, dry_run=is_dry, as_of_ms=later_ms)) == "Conflict"
+            )
+        assert not world.world.engine.catalog.operations.by_id
+        assert (await world.begin(CANCEL, as_of_ms=planned.as_of_ms)).operation.total == 5
+
+    in_world(scenario)
+
+
 def test_a_key_of_too_many_messages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyed_module, "KEY_MATCHES_MAX", 4)
 

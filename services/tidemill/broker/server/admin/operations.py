@@ -153,7 +153,14 @@ class OperationAdmin:
     ) -> tuple[_CountKey, BulkCount]:
         """Return the count of the same items that earlier calls began, or begin it."""
         items = subject.check(engine, turn, request)
-        as_of_ms = min(request.as_of_ms or turn.now_ms, turn.now_ms)
+        as_of_ms = request.as_of_ms or turn.now_ms
+        if as_of_ms > turn.now_ms:
+            # Later items could have earlier times.
+            raise Conflict(
+                f"asOfMs {as_of_ms} is after {turn.now_ms}, the time of broker group"
+                f" {engine.catalog.broker_name}, whose clock may have been set back; make another"
+                f" dry run"
+            )
         has_due_times = bool(request.timers.due_from_ms or request.timers.due_to_ms)
         key = _CountKey(items, as_of_ms, has_due_times)
         for known, one in list(self._counts.items()):
