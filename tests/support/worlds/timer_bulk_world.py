@@ -64,6 +64,7 @@ class TimerBulkWorld(TimerWorld):
             change,
             as_of_ms=self.now_ms if as_of_ms is None else as_of_ms,
             firing_ms=self.now_ms,
+            due_max_ms=self.now_ms + self.config.timer.max_delay_ms,
             quarantined=list(self.engine.timers.quarantined),
         )
         while count.step():

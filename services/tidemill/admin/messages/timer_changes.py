@@ -195,13 +195,15 @@ async def change_ids(
     if not 1 <= len(texts) <= IDS_MAX:
         raise BadRequest(f"{len(texts)} ids; 1 to {IDS_MAX} are allowed")
     ids = [_TimerId(*split_item_id(one, "a timer is BROKER:NUMBER")) for one in texts]
+    for one, count in Counter(ids).items():
+        if count > 1:
+            raise BadRequest(f"{count} ids are of timer {one.number} at {one.broker}; give it once")
     change = _IdChange(cluster, action, caller, _move_of(wanted))
     planned = await change.plan(ids)
     outcomes = planned if is_dry else await change.perform(ids)
     shown = []
     for text, one in zip(texts, ids, strict=True):
-        left = outcomes.get(one)
-        outcome = TimerOutcomeView(left.pop(0)) if left else None
+        outcome = TimerOutcomeView(outcomes[one]) if one in outcomes else None
         shown.append(TimerIdOutcomeView(id=text, outcome=outcome))
     return TimerChangeView(
         dry_run=is_dry,
@@ -213,7 +215,7 @@ async def change_ids(
     )
 
 
-Outcomes = dict[_TimerId, list[str]]  # of each mention of a timer, in their order
+Outcomes = dict[_TimerId, str]
 
 
 class _IdChange:
@@ -247,10 +249,10 @@ class _IdChange:
             for one, outcome, topic in zip(own, reply.outcomes, reply.topics, strict=True):
                 if self._may_see(topic, outcome):
                     self._topics[one] = topic
-                    outcomes.setdefault(one, []).append(outcome)
+                    outcomes[one] = outcome
                 else:
                     self._hidden.add(one)
-                    outcomes.setdefault(one, []).append(TimerOutcomeView.NOT_FOUND)
+                    outcomes[one] = TimerOutcomeView.NOT_FOUND
         return outcomes
 
     def _may_see(self, topic: str, outcome: str) -> bool:
@@ -268,7 +270,7 @@ class _IdChange:
         outcomes: Outcomes = {}
         for one in ids:
             if one in self._hidden:
-                outcomes.setdefault(one, []).append(TimerOutcomeView.NOT_FOUND)
+                outcomes[one] = TimerOutcomeView.NOT_FOUND
         parts: dict[tuple[str, str], list[_TimerId]] = {}
         for one in ids:
             if one in self._topics:
@@ -282,7 +284,7 @@ class _IdChange:
                 self.unreachable.append(broker)
                 continue
             for one, outcome in zip(own, reply.outcomes, strict=False):
-                outcomes.setdefault(one, []).append(outcome)
+                outcomes[one] = outcome
             if reply.stopped_by:
                 self.stopped_by = f"{broker}: {reply.stopped_by}"
         return outcomes

@@ -260,16 +260,19 @@ class TimerCount:
         *,
         as_of_ms: int,
         firing_ms: int,
+        due_max_ms: int,
         quarantined: list[int],
     ) -> None:
         self._parts = parts
         self._change = change
         self._firing_ms = firing_ms
+        self._due_max_ms = due_max_ms
         self._quarantined = np.array(sorted(quarantined), np.int64)
         self._matches = TimerMatches(parts, wanted, end=parts.index.next_id)
         self._search = self._search_end(as_of_ms)
         self.begin = self._position = 0
         self.count = self.size_bytes = self.quarantined_count = 0
+        self.late_count = 0  # their new due times are after the maximum delay
         self.damaged_count = 0  # of those in `count`: it is unknown whether they match
         self.sample: list[TimerId] = []  # the oldest ones
         self.topics: Counter[TopicId] = Counter()
@@ -323,6 +326,7 @@ class TimerCount:
         self.hours.update(dict(zip(hours.tolist(), sizes.tolist(), strict=True)))
         new_due = self._change.due_of_rows(ids, due, firing_ms=self._firing_ms)
         if new_due is not None:
+            self.late_count += int((new_due > self._due_max_ms).sum())
             seconds, sizes = np.unique(new_due // 1_000, return_counts=True)
             for second, size in zip(seconds.tolist(), sizes.tolist(), strict=True):
                 if len(self.seconds) < SECONDS_MAX or second in self.seconds:

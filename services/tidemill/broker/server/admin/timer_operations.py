@@ -89,6 +89,8 @@ class TimerChangeAdmin:
         if not 1 <= len(request.timer_ids) <= TIMERS_MAX:
             count = len(request.timer_ids)
             raise rpc_error(BadRequest(f"{count} timers; 1 to {TIMERS_MAX} are allowed"))
+        if len(set(request.timer_ids)) < len(request.timer_ids):
+            raise rpc_error(BadRequest("a timer is given more than once; give each timer once"))
         run = _IdChange(request)
         while len(run.reply.outcomes) < len(request.timer_ids) and not run.reply.stopped_by:
             part = request.timer_ids[len(run.reply.outcomes) :][:CHANGED_A_ROUND]
@@ -186,6 +188,7 @@ class TimerSubject:
             change_from(engine, turn, request.kind, request.move),
             as_of_ms=as_of_ms,
             firing_ms=turn.firing_ms,
+            due_max_ms=turn.firing_ms + engine.config.timer.max_delay_ms,
             quarantined=list(engine.timers.quarantined),
         )
 
@@ -277,6 +280,11 @@ def _warnings(engine: Engine, request: pb.BeginOperationRequest, count: TimerCou
         warnings.append(
             f"{count.quarantined_count} timers are quarantined, because their messages are damaged:"
             f" they stay as they are"
+        )
+    if count.late_count:
+        warnings.append(
+            f"{count.late_count} timers would be due after the maximum delay of"
+            f" {engine.config.timer.max_delay_ms} ms (timer_max_delay_ms): they stay as they are"
         )
     if count.damaged_count:
         warnings.append(
