@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.support.worlds.timer_bulk_world import CANCEL, TimerBulkWorld
@@ -10,7 +12,7 @@ from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.layout.operation import ItemFailure, Operation, OperationState
 from tidemill.broker.engine.timer.bulk_changes import TimerOutcome
 from tidemill.broker.engine.timer.due_change import TimerChange
-from tidemill.broker.engine.timer.status import TimerState
+from tidemill.broker.engine.timer.status import TimerQuery, TimerState
 from tidemill.common.errors import Repairing
 
 GONE = TimerState.CANCELLED
@@ -39,6 +41,7 @@ def test_an_operation_by_key_waits_for_a_damaged_index() -> None:
         world.disk.damage(name, at)
     with pytest.raises(Repairing):
         world.count_timers(TimerChange(CANCEL), key="k")
+    assert len(world.search(TimerQuery(100, key="k"))) < 60, "a look-up skips damage"
     world.now_ms += 10
     world.run_due()
     found = world.engine.operations.find(one.id)
@@ -51,7 +54,7 @@ def test_an_operation_by_key_waits_for_a_damaged_index() -> None:
 
 
 def world_with_damage(
-    *wanted: tuple[str, str], in_head: bool = False
+    wanted: dict[str, Any], *, in_head: bool = False
 ) -> tuple[TimerBulkWorld, Operation]:
     """Return a world in which the message of the second of three timers is damaged.
 
@@ -63,7 +66,7 @@ def world_with_damage(
     world.background()
     world.checkpoint()
     world.restart()
-    one = world.begin_timers(CANCEL, **dict(wanted))
+    one = world.begin_timers(CANCEL, **wanted)
     entry = world.engine.timers.index.get(TimerId(1))
     at = entry.log_offset + (10 if in_head else entry.size - 2)
     world.disk.damage("log/00000000000000000000.log", at)
@@ -72,13 +75,13 @@ def world_with_damage(
 
 @pytest.mark.parametrize("in_head", [False, True])
 @pytest.mark.parametrize(
-    "wanted", [[("tag", "red")], [("key", "k")], [("key", "k"), ("tag", "red"), ("topic", "")]]
+    "wanted", [{"tag": "red"}, {"key": "k"}, {"key": "k", "tag": "red", "topic": ""}]
 )
 def test_a_timer_with_a_damaged_message_is_a_failed_item(
-    wanted: list[tuple[str, str]], *, in_head: bool
+    wanted: dict[str, Any], *, in_head: bool
 ) -> None:
-    world, one = world_with_damage(*wanted, in_head=in_head)
-    count = world.count_timers(TimerChange(CANCEL), **dict(wanted))
+    world, one = world_with_damage(wanted, in_head=in_head)
+    count = world.count_timers(TimerChange(CANCEL), **wanted)
     assert (count.count, count.damaged_count) == (3, 1)
     ended = world.run_operation(one)
     assert (ended.state, ended.done, ended.failed) == (OperationState.DONE, 2, 1)
@@ -86,8 +89,8 @@ def test_a_timer_with_a_damaged_message_is_a_failed_item(
     assert [world.state(n) for n in range(3)] == [GONE, TimerState.PENDING, GONE]
 
 
-@pytest.mark.parametrize("wanted", [("tag", "red"), ("key", "k")])
-def test_an_operation_waits_while_a_replica_may_mend_a_message(wanted: tuple[str, str]) -> None:
+@pytest.mark.parametrize("wanted", [{"tag": "red"}, {"key": "k"}])
+def test_an_operation_waits_while_a_replica_may_mend_a_message(wanted: dict[str, Any]) -> None:
     world, one = world_with_damage(wanted)
     world.engine.log.damage.has_replicas = True
     for _ in range(3):

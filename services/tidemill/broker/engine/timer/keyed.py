@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, final
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.message import FLAG_SCHEDULE
+from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore
 from tidemill.broker.engine.tally import Allowance, Tally
@@ -15,7 +16,7 @@ from tidemill.common.errors import Repairing
 from tidemill.message import stored_message
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.layout.numbers import LogOffset, TimerId
+    from tidemill.broker.engine.layout.numbers import TimerId
     from tidemill.broker.engine.layout.timer_entry import TimerEntry
     from tidemill.broker.engine.timer.index import TimerIndex
 
@@ -41,14 +42,16 @@ class KeyedTimers:
         """Begin a walk. Records from log offset `before` on do not count towards the limit.
 
         They may be newer copies of messages that were before it. Default: a look-up, which counts
-        all records.
+        all records and skips damaged ones.
         """
         self._index = index
         self._store = store
         self._tally = tally
-        self._before = 1 << 62 if before is None else before
+        self._is_strict = before is not None
+        self._before = LogOffset(1 << 62) if before is None else before
         self._key = key
-        self._matches = store.index.find(stored_message.key_hash("key", key), is_strict=True)
+        hash_ = stored_message.key_hash("key", key)
+        self._matches = store.index.find(hash_, is_strict=self._is_strict)
         self._matches_left = KEY_MATCHES_MAX
         self._offsets: deque[LogOffset] = deque()  # the next matches to read
         self._seen: set[int] = set()
@@ -96,7 +99,8 @@ class KeyedTimers:
         except LookupError:
             return None
         except MessageDamaged:
-            self._store.check_awaited(log_offset)
+            if self._is_strict:
+                self._store.check_awaited(log_offset)
             self.damaged.append(log_offset)
             return None
         self._tally.add(0, size_bytes=len(found.tail))
