@@ -91,6 +91,7 @@ class TimerBulkWorld(TimerWorld):
             "filter": wanted,
             "change": {"due_at_ms": due_at_ms, "shift_ms": shift_ms, "spread_ms": spread_ms},
             "max_count": count.count,
+            "replaced_from": count.replaced_from,
             "by": "ops",
             "user": "",
             "key": "",

@@ -138,7 +138,13 @@ class _Running:
         self.count_max: int = details["max_count"]
         self.change = TimerChange(operation.kind, **details["change"])
         wanted = TimerFilter(operation.topic_id, **details["filter"])
-        self.matches = TimerMatches(parts, wanted, end=operation.end, before=operation.id)
+        self.matches = TimerMatches(
+            parts,
+            wanted,
+            end=operation.end,
+            before=operation.id,
+            replaced_from=details["replaced_from"],
+        )
 
 
 @final

@@ -10,24 +10,25 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 import numpy as np
 
-from tidemill.broker.engine.layout.numbers import TimerId, TopicId
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
+from tidemill.broker.engine.layout.numbers import LogOffset, TimerId, TopicId
 from tidemill.broker.engine.layout.timer_entry import DTYPE, TimerEntryDamaged
 from tidemill.broker.engine.sorted_search import is_among
 from tidemill.broker.engine.tally import Allowance
 from tidemill.broker.engine.time_search import TimeSearch
 from tidemill.broker.engine.timer.body import BodyDamaged
 from tidemill.broker.engine.timer.keyed import KeyedTimers
-from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, DueRange, TimerState
+from tidemill.broker.engine.timer.status import REPLACED_QUEUE, SCHEDULE_QUEUE, DueRange, TimerState
 from tidemill.broker.engine.timer.table import PAGE_ENTRIES
 from tidemill.common.errors import Repairing
 from tidemill.message import stored_message
 from tidemill.message.resource_names import TIMER_TOPIC
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.layout.numbers import LogOffset
     from tidemill.broker.engine.layout.timer_entry import TimerEntry
     from tidemill.broker.engine.message_store import MessageStore
     from tidemill.broker.engine.metadata.catalog import Catalog
+    from tidemill.broker.engine.store.consume_queue import ConsumeQueue
     from tidemill.broker.engine.tally import Tally
     from tidemill.broker.engine.timer.body import TimerBodies
     from tidemill.broker.engine.timer.due_change import TimerChange
@@ -39,6 +40,7 @@ BODIES_A_STEP: Final = 64
 SAMPLE_MAX: Final = 10  # timers that a count shows
 SECONDS_MAX: Final = 65_536  # due times that a count remembers, for its warning
 HOUR_MS: Final = 3_600_000
+NEVER_REPLACED: Final = 1 << 62
 
 
 class TimerFilter(NamedTuple):
@@ -81,17 +83,30 @@ _NONE: Final = np.zeros(0, DTYPE)
 _NO_IDS: Final = np.zeros(0, np.int64)
 
 
+def _replaced_queue(catalog: Catalog) -> ConsumeQueue | None:
+    topic_id = catalog.topic_ids.get(TIMER_TOPIC)
+    return None if topic_id is None else catalog.queues.get((topic_id, REPLACED_QUEUE))
+
+
 @final
 class TimerMatches:
     """The pending timers that match a filter, before an id."""
 
     def __init__(
-        self, parts: TimerParts, wanted: TimerFilter, *, end: int, before: LogOffset | None = None
+        self,
+        parts: TimerParts,
+        wanted: TimerFilter,
+        *,
+        end: int,
+        before: LogOffset | None = None,
+        replaced_from: int = NEVER_REPLACED,
     ) -> None:
         """`before` is the log end when the timers were counted. Default: now."""
         self._parts = parts
         self._before = parts.store.log.log_end if before is None else before
         self._wanted = wanted
+        # In the queue of replaced messages: the first one that was stored after the count.
+        self.replaced_from = replaced_from
         self._due = DueRange(wanted.from_ms, wanted.to_ms)
         self.end = end
         self._keyed = self._begin_walk() if wanted.key else None
@@ -202,7 +217,24 @@ class TimerMatches:
         is_match = self._due.find_pending(rows) & (ids < self.end)
         if self._wanted.topic_id:
             is_match &= rows["topic_id"] == self._wanted.topic_id
+        self._exclude_replaced(rows, is_match)
         return is_match
+
+    def _exclude_replaced(self, rows: np.ndarray, is_match: np.ndarray) -> None:
+        """Exclude timers whose messages were replaced after the count. Raises Repairing."""
+        queue = _replaced_queue(self._parts.catalog)
+        if queue is None or self.replaced_from >= queue.max_offset:
+            return
+        try:
+            first = queue.entry(max(self.replaced_from, queue.min_offset))[0]
+            newer = is_match & (rows["log_offset"] >= first)
+            for at in np.flatnonzero(newer).tolist():
+                log_offset = int(rows["log_offset"][at])
+                offset = queue.offset_behind(LogOffset(log_offset))
+                if offset < queue.max_offset and queue.entry(offset)[0] == log_offset:
+                    is_match[at] = False
+        except BlockFileDamaged as error:
+            raise Repairing from error
 
     def _checked(self, found: FoundTimers) -> FoundTimers:
         """Return those of the found timers whose messages have the key and the tag.
@@ -285,12 +317,19 @@ class TimerCount:
         if topic_id is None:
             return None
         queue = parts.catalog.queue(topic_id, SCHEDULE_QUEUE)
-        return TimeSearch(parts.store, [queue], as_of_ms + 1, falls=parts.catalog.clock_falls)
+        replaced = _replaced_queue(parts.catalog)
+        queues = [queue] if replaced is None else [queue, replaced]
+        return TimeSearch(parts.store, queues, as_of_ms + 1, falls=parts.catalog.clock_falls)
 
     @property
     def end(self) -> int:
         """The first timer that was stored after the time of the count."""
         return self._matches.end
+
+    @property
+    def replaced_from(self) -> int:
+        """The first replaced message after the time of the count, by its queue offset."""
+        return self._matches.replaced_from
 
     @property
     def is_cut(self) -> bool:
@@ -302,7 +341,9 @@ class TimerCount:
         if self._search is not None:
             if self._search.step():
                 return True
-            self._matches.end = min(self._matches.end, self._search.offsets[0])
+            end, *replaced_from = self._search.offsets
+            self._matches.end = min(self._matches.end, end)
+            self._matches.replaced_from = replaced_from[0] if replaced_from else 0
             self._search = None
             return True
         items_max = COUNTED_PAGES_A_STEP * PAGE_ENTRIES

@@ -241,6 +241,7 @@ class TimerSubject:
             "change": change,
             "topic": topic,
             "max_count": request.max_count,
+            "replaced_from": count.replaced_from,
         }
         return BulkStart(0, topic_id, details, facts)
 
