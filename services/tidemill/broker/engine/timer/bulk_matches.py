@@ -75,7 +75,7 @@ class FoundTimers(NamedTuple):
     ids: np.ndarray  # ascending
     rows: np.ndarray  # their entries
     position: int  # the ids before it need no other look
-    # Those whose messages are damaged: it is unknown whether they have the key and the tag.
+    # Timers with damaged messages: their keys and tags are unknown.
     damaged: frozenset[int] = frozenset()
 
 
@@ -221,7 +221,7 @@ class TimerMatches:
         return is_match
 
     def _exclude_replaced(self, rows: np.ndarray, is_match: np.ndarray) -> None:
-        """Exclude timers whose messages were replaced after the count. Raises Repairing."""
+        """Exclude timers with a message that was replaced after the count. Raises Repairing."""
         queue = _replaced_queue(self._parts.catalog)
         if queue is None or self.replaced_from >= queue.max_offset:
             return
@@ -237,7 +237,7 @@ class TimerMatches:
             raise Repairing from error
 
     def _checked(self, found: FoundTimers) -> FoundTimers:
-        """Return those of the found timers whose messages have the key and the tag.
+        """Filter found timers by the key and the tag of their messages.
 
         Raises Repairing.
         """
@@ -305,7 +305,7 @@ class TimerCount:
         self.begin = self._position = 0
         self.count = self.size_bytes = self.quarantined_count = 0
         self.late_count = 0  # their new due times are after the maximum delay
-        self.damaged_count = 0  # of those in `count`: it is unknown whether they match
+        self.damaged_count = 0  # part of `count`: their keys and tags are unknown
         self.sample: list[TimerId] = []  # the oldest ones
         self.topics: Counter[TopicId] = Counter()
         self.hours: Counter[int] = Counter()  # by the begin of the hour (ms)
