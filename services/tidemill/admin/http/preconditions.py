@@ -1,7 +1,8 @@
 """Versions of resources as ETags: `If-Match` and `If-None-Match` of a change (RFC 9110, 13.1).
 
 An ETag is `"ID.VERSION"`: the id of the incarnation of the resource, and the number of its last
-change. The broker compares it again in the round of the change, so no other change comes between.
+change. The broker, or the decision about a security item, compares it again in the round of the
+change, so no other change comes between.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from fastapi import Depends, Header, Request, Response
 
 from tidemill.admin.http.rest_calls import CallProblem, Document, RestCalls
 from tidemill.admin.http.route_templates import PREFIX
-from tidemill.common.errors import BadRequest, PreconditionFailed
+from tidemill.common.errors import BY_NAME, BadRequest, PreconditionFailed, from_wire
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 ETAG: Final = "ETag"
 _ANY: Final = "*"
+_SERVER_ERRORS: Final = HTTPStatus.INTERNAL_SERVER_ERROR  # and above
 _TAG: Final = re.compile(r'"(0|[1-9][0-9]{0,9})\.(0|[1-9][0-9]{0,15})"')
 
 
@@ -38,10 +40,18 @@ class EntityTag(NamedTuple):
 class Preconditions:
     """The version that a change expects, and the ETag of its answer."""
 
-    def __init__(self, response: Response, expected: EntityTag | None, *, is_new: bool) -> None:
+    def __init__(
+        self,
+        response: Response,
+        expected: EntityTag | None = None,
+        *,
+        is_new: bool = False,
+        is_known: bool = False,
+    ) -> None:
         self._response = response
         self.expected = expected  # None: every version
         self.is_new = is_new  # Whether the resource must be new.
+        self._is_known = is_known  # Whether the resource must exist.
 
     @property
     def wire(self) -> pb.ExpectedVersion | None:
@@ -51,13 +61,18 @@ class Preconditions:
         # The change is refused also if another one comes after the comparison here.
         return pb.ExpectedVersion(id=self.expected.id, version=self.expected.version)
 
-    def if_version(self, of_body: int | None) -> int | None:
-        """Return the expected version of a security item: of the body, or of the headers."""
-        if of_body is not None:
-            return of_body
-        if self.is_new:
-            return 0
-        return None if self.expected is None else self.expected.version
+    def check(self, found: EntityTag | None) -> None:
+        """Check the present ETag; None: the resource does not exist. Raises PreconditionFailed."""
+        if self.is_new and found is not None:
+            raise PreconditionFailed("it exists, and If-None-Match: * may only create it")
+        if self._is_known and found is None:
+            raise PreconditionFailed("it does not exist, and If-Match changes only what exists")
+        if self.expected is not None and found is not None and found != self.expected:
+            raise PreconditionFailed(
+                f"its ETag is {found.text}, and If-Match has {self.expected.text}; nothing was"
+                " changed: look at `current`, and repeat the change with its ETag if you still want"
+                " it"
+            )
 
     def answer(self, tag: EntityTag) -> None:
         """Set the ETag of the answer."""
@@ -83,29 +98,23 @@ async def preconditions_of(
 ) -> Preconditions:
     """Return the preconditions of a change of the resource in the path.
 
-    Raises BadRequest, PreconditionFailed.
+    Raises ServiceError.
     """
     if if_none_match not in {None, _ANY}:
         raise BadRequest("If-None-Match of a change is *: create only")
     expected = None if if_match in {None, _ANY} else _tag_of(str(if_match))
+    match = Preconditions(
+        response, expected, is_new=if_none_match is not None, is_known=if_match is not None
+    )
     if if_match is not None or if_none_match is not None:
         # The change itself refuses a resource that exists, also if the caller may not see it.
-        found = await _find_tag(request, may_be_hidden=if_match is None)
-        if if_none_match is not None and found is not None:
-            raise PreconditionFailed("it exists, and If-None-Match: * may only create it")
-        if if_match is not None and found is None:
-            raise PreconditionFailed("it does not exist, and If-Match changes only what exists")
-        if expected is not None and found != expected.text:
-            raise PreconditionFailed(
-                f"its ETag is {found}, and If-Match has {expected.text}; nothing was changed: look"
-                " at `current`, and repeat the change with its ETag if you still want it"
-            )
-    return Preconditions(response, expected, is_new=if_none_match is not None)
+        match.check(await _find_tag(request, may_be_hidden=if_match is None))
+    return match
 
 
 def tagging_of(response: Response) -> Preconditions:
     """Return the setter of the ETag of a read."""
-    return Preconditions(response, None, is_new=False)
+    return Preconditions(response)
 
 
 def config_tag(config: pb.TopicConfig | pb.GroupConfig) -> EntityTag:
@@ -115,7 +124,7 @@ def config_tag(config: pb.TopicConfig | pb.GroupConfig) -> EntityTag:
 
 Matching = Annotated[Preconditions, Depends(preconditions_of)]
 Tagging = Annotated[Preconditions, Depends(tagging_of)]
-# For changes that the broker or the items do not compare again.
+# For changes that the broker does not compare again.
 MATCHED: Final = [Depends(preconditions_of)]
 
 
@@ -130,10 +139,10 @@ async def current_of(request: Request) -> Document | None:
         return None
 
 
-async def _find_tag(request: Request, *, may_be_hidden: bool) -> str | None:
+async def _find_tag(request: Request, *, may_be_hidden: bool) -> EntityTag | None:
     """Return the ETag of the resource; None if it does not exist, or may be hidden and is.
 
-    Raises BadRequest.
+    Raises BadRequest. Raises the error of the read if the same request may succeed later.
     """
     try:
         answer = await _calls_of(request).call("GET", _resource_path(request))
@@ -141,10 +150,14 @@ async def _find_tag(request: Request, *, may_be_hidden: bool) -> str | None:
         is_hidden = refusal.status is HTTPStatus.FORBIDDEN and may_be_hidden
         if refusal.status is HTTPStatus.NOT_FOUND or is_hidden:
             return None
+        if refusal.status >= _SERVER_ERRORS or refusal.status is HTTPStatus.TOO_MANY_REQUESTS:
+            if refusal.title in BY_NAME:
+                raise from_wire(refusal.title, refusal.detail) from None
+            raise  # a defect
         raise BadRequest(
             f"the ETag to compare cannot be read ({refusal.detail}); nothing was changed"
         ) from None
-    return answer.headers[ETAG.lower().encode()].decode()
+    return _tag_of(answer.headers[ETAG.lower().encode()].decode())
 
 
 def _resource_path(request: Request) -> str:

@@ -13,7 +13,7 @@ from tidemill.admin.cluster.former_users import of_deleted_users
 from tidemill.admin.cluster.security_client import FoundItem, Item
 from tidemill.admin.cluster.user_changes import check_version, find_user
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
-from tidemill.admin.http.preconditions import MATCHED, EntityTag, Matching, Tagging
+from tidemill.admin.http.preconditions import EntityTag, Matching, Tagging
 from tidemill.admin.json.quotas import (
     QuotaDeletionView,
     QuotaKindView,
@@ -115,7 +115,6 @@ async def put_quota(
     )
     made: list[TrafficQuota] = []
     user_ids: list[int] = []
-    if_version = match.if_version(settings.if_version)
 
     async def check() -> None:
         if planned.kind is QuotaKind.USER:
@@ -123,9 +122,10 @@ async def put_quota(
             user_ids[:] = [find_user(None if encoded is None else user_of(encoded), subject).id]
 
     def decide(found: FoundItem) -> list[Item]:
+        match.check(_tag_of(found))
         old = None if found.encoded is None else quota_of(found.encoded)
         access.require(Action.CREATE if old is None else Action.UPDATE, AREA)
-        check_version(planned.name, None if old is None else old.version, if_version)
+        check_version(planned.name, None if old is None else old.version, settings.if_version)
         user_id = user_ids[0] if user_ids else 0
         if old is not None and (old.user_id, old.limits) == (user_id, planned.limits):
             made[:] = [old]
@@ -150,13 +150,14 @@ async def put_quota(
     return view_of(quota, is_former=False)
 
 
-@router.delete("/quotas/{kind}/{subject:path}", dependencies=MATCHED)
+@router.delete("/quotas/{kind}/{subject:path}")
 async def delete_quota(
     kind: Kind,
     subject: Subject,
     items: SecurityItems,
     caller: Caller,
     author: ChangeAuthor,
+    match: Matching,
     dry_run: DryRun = False,
 ) -> QuotaDeletionView:
     """Delete a quota. Waiting sends and polls pass within a second."""
@@ -164,6 +165,7 @@ async def delete_quota(
     gone: list[TrafficQuota] = []
 
     def decide(found: FoundItem) -> list[Item]:
+        match.check(_tag_of(found))
         gone[:] = [_find(found, name)]
         return [{"op": "deleteQuota", "name": name}]
 
@@ -222,6 +224,10 @@ def _fits(kind: QuotaKind, limit: QuotaLimit) -> bool:
     if limit in STOCK_LIMITS:
         return kind in {QuotaKind.TOPIC, QuotaKind.PREFIX}
     return (kind is QuotaKind.GROUP) == (limit in DISPATCH_LIMITS)
+
+
+def _tag_of(found: FoundItem) -> EntityTag | None:
+    return None if found.encoded is None else EntityTag(0, quota_of(found.encoded).version)
 
 
 def _find(found: FoundItem, name: str) -> TrafficQuota:

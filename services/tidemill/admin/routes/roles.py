@@ -12,7 +12,7 @@ from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
 from tidemill.admin.cluster.user_changes import check_size, check_version
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
-from tidemill.admin.http.preconditions import MATCHED, EntityTag, Matching, Tagging
+from tidemill.admin.http.preconditions import EntityTag, Matching, Tagging
 from tidemill.admin.json.security import RoleDeletionView, RolePageView, RoleSettings, RoleView
 from tidemill.admin.routes import Caller, ChangeAuthor, DryRun, SecurityItems
 from tidemill.admin.routes.security import WallClock, entries_of, entry_views
@@ -77,11 +77,11 @@ async def put_role(
     check_user_name(role)
     entries = check_entries(entries_of(settings.entries))
     made: list[AccessRole] = []
-    if_version = match.if_version(settings.if_version)
 
     def decide(found: FoundItem) -> list[Item]:
+        match.check(_tag_of(found))
         old = None if found.encoded is None else role_of(found.encoded)
-        check_version(role, None if old is None else old.version, if_version)
+        check_version(role, None if old is None else old.version, settings.if_version)
         check_names(entries, () if old is None else old.entries)
         if old is not None and old.entries == entries:
             made[:] = [old]
@@ -102,12 +102,13 @@ async def put_role(
     return view_of(new)
 
 
-@router.delete("/roles/{role}", dependencies=MATCHED)
+@router.delete("/roles/{role}")
 async def delete_role(
     role: RoleName,
     items: SecurityItems,
     caller: Caller,
     author: ChangeAuthor,
+    match: Matching,
     dry_run: DryRun = False,
 ) -> RoleDeletionView:
     """Delete a role that no user and no token has."""
@@ -123,6 +124,7 @@ async def delete_role(
             raise Conflict(f"tokens have the role {role}: {_first(tokens)}; delete them first")
 
     def decide(found: FoundItem) -> list[Item]:
+        match.check(_tag_of(found))
         gone[:] = [_find(found, role)]
         return [{"op": "deleteRole", "name": role}]
 
@@ -157,6 +159,10 @@ def _first(names: list[str]) -> str:
 def _check_own(role: str) -> None:
     if role in READY_MADE_ROLES:
         raise Conflict(f"the role {role} is a part of Tidemill; make one with another name")
+
+
+def _tag_of(found: FoundItem) -> EntityTag | None:
+    return None if found.encoded is None else EntityTag(0, role_of(found.encoded).version)
 
 
 def _find(found: FoundItem, name: str) -> AccessRole:

@@ -21,7 +21,7 @@ from tidemill.admin.cluster.user_changes import (
     find_user,
 )
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
-from tidemill.admin.http.preconditions import MATCHED, EntityTag, Matching, Tagging
+from tidemill.admin.http.preconditions import EntityTag, Matching, Tagging
 from tidemill.admin.http.request_access import RequestAccess
 from tidemill.admin.json.security import (
     RotationSettings,
@@ -119,7 +119,7 @@ async def put_user(
         certificates=settings.certificates,
         secret=settings.secret,
         is_weak_secret_allowed=settings.allow_weak_secret,
-        if_version=match.if_version(settings.if_version),
+        if_version=settings.if_version,
     )
     changes = UserChanges(keys, clock.wall_ms(), caller)
     guard = None if settings.force else _guard_of(items, user, access)
@@ -127,6 +127,7 @@ async def put_user(
 
     def decide(found: FoundItem) -> list[Item]:
         old = _read(found)
+        match.check(_tag_of(old))
         new, secret = changes.put(user, old, change, table_version=found.version)
         if guard is not None:
             guard.check(old, new)
@@ -157,7 +158,7 @@ async def put_user(
     return UserPutView(**view.model_dump(), is_new=old is None, secret=secret if is_shown else None)
 
 
-@router.post("/users/{user}:rotate", response_model_exclude_none=True, dependencies=MATCHED)
+@router.post("/users/{user}:rotate", response_model_exclude_none=True)
 async def rotate_user(
     user: UserName,
     settings: RotationSettings,
@@ -167,6 +168,7 @@ async def rotate_user(
     keys: Keys,
     clock: WallClock,
     access: Access,
+    match: Matching,
     dry_run: DryRun = False,
 ) -> UserPutView:
     """Make a new secret. The present one stays valid for a time, so that no call fails.
@@ -179,7 +181,9 @@ async def rotate_user(
     seen: list[tuple[SealedSecret, ...]] = []
 
     def decide(found: FoundItem) -> list[Item]:
-        old = find_user(_read(found), user)
+        known = _read(found)
+        match.check(_tag_of(known))
+        old = find_user(known, user)
         access.check_same(old)
         seen.append(old.secrets)
         if seen[0] != old.secrets:
@@ -207,13 +211,14 @@ async def rotate_user(
     return UserPutView(**view.model_dump(), is_new=False, secret=None if dry_run else secret)
 
 
-@router.delete("/users/{user}", response_model_exclude_none=True, dependencies=MATCHED)
+@router.delete("/users/{user}", response_model_exclude_none=True)
 async def delete_user(
     user: UserName,
     items: SecurityItems,
     caller: Caller,
     author: ChangeAuthor,
     access: Access,
+    match: Matching,
     dry_run: DryRun = False,
     force: Force = False,
 ) -> UserDeletionView:
@@ -232,7 +237,9 @@ async def delete_user(
             await guard.find_others()
 
     def decide(found: FoundItem) -> list[Item]:
-        gone[:] = [find_user(_read(found), user)]
+        known = _read(found)
+        match.check(_tag_of(known))
+        gone[:] = [find_user(known, user)]
         if guard is not None:
             guard.check(gone[0], None)
         return [{"op": "deleteUser", "name": user}, *map(deletion_of, tokens)]
@@ -257,6 +264,10 @@ def _guard_of(items: SecurityClient, user: str, access: RequestAccess) -> LockOu
 
 def _read(found: FoundItem) -> User | None:
     return None if found.encoded is None else user_of(found.encoded)
+
+
+def _tag_of(user: User | None) -> EntityTag | None:
+    return None if user is None else EntityTag(user.id, user.version)
 
 
 def view_of(
