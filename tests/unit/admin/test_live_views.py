@@ -107,6 +107,23 @@ def test_a_lasting_problem_ends_the_stream(status: HTTPStatus) -> None:
     asyncio.run(main())
 
 
+def test_a_new_stream_does_not_join_an_ended_view() -> None:
+    async def main() -> None:
+        views = LiveViews()
+        ended = Renderings(problem_at=1, status=HTTPStatus.NOT_FOUND)
+        with views.opened(KEY, ended, period_s=0.01) as before:
+            assert [event.name for event in await first(before, 1)] == [END]
+            again = Renderings()
+            with views.opened(KEY, again, period_s=30) as after:
+                assert await first(after, 1) == [LiveEvent(DATA, "rendering 1")]
+            with views.opened(KEY, again, period_s=30) as later:
+                assert await first(later, 1) == [LiveEvent(DATA, "rendering 2")]
+        with views.opened(KEY, again, period_s=30) as last:
+            assert await first(last, 1) == [LiveEvent(DATA, "rendering 3")]
+
+    asyncio.run(main())
+
+
 def test_a_problem_that_passes_is_shown_and_the_stream_goes_on() -> None:
     async def main() -> None:
         render = Renderings(problem_at=1, status=HTTPStatus.SERVICE_UNAVAILABLE)

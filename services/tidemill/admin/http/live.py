@@ -115,7 +115,8 @@ class LiveViews:
     ) -> Iterator[AsyncIterator[LiveEvent]]:
         """Yield the events of a view until the block ends."""
         shared = self._shared.get(key)
-        if shared is None:
+        if shared is None or shared.is_over:
+            # A viewer of an ended view may still read its end.
             shared = self._shared[key] = _SharedView(render, period_s)
         shared.viewers += 1
         try:
@@ -123,7 +124,8 @@ class LiveViews:
         finally:
             shared.viewers -= 1
             if not shared.viewers:
-                del self._shared[key]
+                if self._shared.get(key) is shared:
+                    del self._shared[key]
                 shared.stop()
 
     async def end(self) -> None:
@@ -144,6 +146,11 @@ class _SharedView:
         self._is_over = False
         self._changed = asyncio.Condition()
         self._task = asyncio.create_task(self._rendering(), name="live view")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no rendering follows."""
+        return self._is_over
 
     async def end(self, text: str) -> None:
         """End the streams of all viewers, with a text."""
