@@ -38,7 +38,11 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and cha
 def list_quotas(context: typer.Context) -> None:
     """List all quotas. That of a deleted user does not apply to a later user of its name.
 
-    Example: tidemill quota list
+    With `-o name`, each line is the option of a subject for the other commands.
+
+    Examples:
+    * `tidemill quota list`
+    * `tidemill -o name quota list | xargs -n 1 tidemill quota delete --dry-run`
     """
     quotas = call_pages(context, "/quotas", "quotas")
     rows = [
@@ -53,7 +57,9 @@ def list_quotas(context: typer.Context) -> None:
         for quota in quotas
     ]
     header = ("KIND", "SUBJECT", "MESSAGES/S", "BYTES/S", "STORED-BYTES", "PENDING-TIMERS")
-    show(context, quotas, header, rows, names=[quota["subject"] for quota in quotas])
+    # The other commands take a subject as such an option.
+    names = [f"--{quota['kind']}={quota['subject']}" for quota in quotas]
+    show(context, quotas, header, rows, names=names)
 
 
 @app.command("set")

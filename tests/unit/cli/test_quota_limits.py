@@ -47,6 +47,32 @@ def set_quota(quotas: Quotas, *arguments: str) -> Result:
         return CliRunner().invoke(app, ["--admin", address, "quota", "set", *arguments])
 
 
+def test_names_of_a_list_are_options_of_the_other_commands() -> None:
+    subjects = [("topic", "orders"), ("prefix", "shop%"), ("client", "10.0.0.1@7")]
+    rows = [
+        {**dict.fromkeys(FIELDS, 5), "kind": kind, "subject": subject, "ofDeletedUser": False}
+        for kind, subject in subjects
+    ]
+    deleted: list[str] = []
+
+    def answer(request: ApiRequest) -> ApiAnswer:
+        if request.method == "GET":
+            return ApiAnswer({"quotas": rows})
+        deleted.append(request.path)
+        return ApiAnswer({"quota": rows[len(deleted) - 1]})
+
+    with scripted_api(answer) as address:
+
+        def run(*arguments: str) -> Result:
+            return CliRunner().invoke(app, ["--admin", address, *arguments])
+
+        names = run("-o", "name", "quota", "list").stdout.splitlines()
+        assert names == ["--topic=orders", "--prefix=shop%", "--client=10.0.0.1@7"]
+        for name in names:
+            assert run("quota", "delete", name).exit_code == 0
+    assert len(deleted) == len(subjects)
+
+
 def test_limits_that_are_not_named_stay() -> None:
     quotas = Quotas()
     for arguments in (["--messages=1000", "--bytes=5000"], ["--stored-bytes=1KiB"]):
