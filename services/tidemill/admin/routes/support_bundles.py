@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from tidemill.admin.cluster.own_operations import OwnOperation
+from tidemill.admin.cluster.own_operations import OwnOperation, owner_of
 from tidemill.admin.cluster.support_bundles import (
     DOCUMENTS,
     LISTS,
@@ -90,7 +90,7 @@ async def make_support_bundle(
         work,
         total=len(COUNTED),
         by=caller,
-        user=access.user,
+        user=owner_of(access),
         key=key,
         request=sent,
     )
