@@ -98,7 +98,7 @@ class Field:
 
 
 def joined(fields: tuple[Field, ...], given: QueryParams) -> dict[str, str]:
-    """Return the parameters of a URL. Several values of a list, such as checkboxes, are lines."""
+    """Return the parameters of a URL. Each value of a list, such as a checkbox, is a line."""
     lists = {each.name for each in fields if each.kind is FieldKind.LIST}
     return {
         name: _lines("\n".join(given.getlist(name)) if name in lists else value)
