@@ -76,9 +76,9 @@ class Field:
         try:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise InvalidField(f"{self.label}: this is no JSON: {error}") from None
+            raise InvalidField(f"{self.label}: not JSON: {error}") from None
         if not isinstance(found, dict):
-            raise InvalidField(f"{self.label}: this is no document with fields")
+            raise InvalidField(f"{self.label}: write an object with fields, in braces")
         return found
 
     def _number_of(self, text: str) -> int:
