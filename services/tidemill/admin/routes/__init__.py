@@ -161,8 +161,8 @@ TopicName = Annotated[
 PutTopicName = Annotated[
     str,
     Path(
-        description="Name of the topic, or of a dead-letter topic.",
-        json_schema_extra={"pattern": f"^(%DLQ%)?{NAME}$", "maxLength": TOPIC_CHARS_MAX},
+        description="Name of the topic, or of a dead-letter topic: %DLQ% and the consumer group.",
+        json_schema_extra={"pattern": f"^{NAME}$", "maxLength": TOPIC_CHARS_MAX},
     ),
 ]
 OwnTopicName = Annotated[
