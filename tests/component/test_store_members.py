@@ -10,6 +10,7 @@ import pytest
 from tests.support.worlds.engine_world import SMALL, World
 from tidemill.broker.posix_disk import PosixDisk
 from tidemill.cli.app import run
+from tidemill.common.exit_codes import EXIT_PROBLEM
 
 
 def tidemill(*arguments: object) -> int:
@@ -39,7 +40,7 @@ def test_a_member_without_a_log_is_damaged_and_mended(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree(data / "broker-2" / "log")
-    assert tidemill("check", data) == 1
+    assert tidemill("check", data) == EXIT_PROBLEM
     assert tidemill("copy", data, data.parent / "second") == 2
     mend = ("mend", data, "--from", data.parent / "backup")
     assert tidemill(*mend) == 1

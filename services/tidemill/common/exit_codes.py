@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-EXIT_REFUSED: Final = 1  # the server rejected the call, or a check failed
+EXIT_REFUSED: Final = 1  # the server rejected the call
 EXIT_USAGE: Final = 2  # wrong options, arguments or settings
 EXIT_UNREACHABLE: Final = 3  # no answer from the server
 EXIT_PROBLEM: Final = 4  # a check has found a problem
