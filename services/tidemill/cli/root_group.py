@@ -68,6 +68,7 @@ class RootGroup(TyperGroup):
 
     def _watch(self, ctx: Any, interval: str) -> None:
         """Run a command until Ctrl-C, or until it fails. A terminal shows the last output alone."""
+        # click keeps the name of the command here, and has no public way to run it again.
         arguments = present_command([*ctx._protected_args, *ctx.args])  # noqa: SLF001
         if len(arguments) < 2 or arguments[1] not in WATCHED:
             raise typer.BadParameter("--watch is for commands that list or show something")

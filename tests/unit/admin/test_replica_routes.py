@@ -28,7 +28,7 @@ class Controllers:
 
 
 class HomeWithoutMaster:
-    """The brokers of a cluster whose home has no master."""
+    """The brokers of a cluster. Its home has no master."""
 
     async def members(self) -> list[object]:
         raise NotMaster("this replica is not the master; call the master")
@@ -50,7 +50,7 @@ class Master(CallsByRequest):
 
 
 class Home:
-    """The brokers of a cluster with one broker group, whose listed address is of replica 0."""
+    """The brokers of a cluster with one broker group, listed with the address of replica 0."""
 
     async def members(self) -> list[BrokerGroupClient]:
         return [BrokerGroupClient("broker-0", "h0:1", True, False, cast("Any", Master()))]

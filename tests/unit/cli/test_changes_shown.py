@@ -24,7 +24,7 @@ TOPIC = {"name": "orders", "messageType": "FIFO", "queues": 4}
 
 
 class RestApi:
-    """The REST API: what it answers to a method, and what it was asked."""
+    """The REST API, with an answer for each method. It notes the calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
         self.asked: list[str] = []

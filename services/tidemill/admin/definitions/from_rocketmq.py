@@ -18,31 +18,13 @@ from tidemill.admin.definitions.conversion import (
 from tidemill.admin.json.definitions import ConversionView, ForeignFile
 from tidemill.admin.json.topics import TopicTypeView
 from tidemill.common.errors import Conflict, ServiceError
+from tidemill.message.resource_names import is_reserved
 
 QUEUES_MAX: Final = 1_024
 ATTEMPTS_MAX: Final = 1_000
 RETRIES_DEFAULT: Final = 16  # of RocketMQ; -1 means it
 TOPICS: Final = "topicConfigTable"
 GROUPS: Final = "subscriptionGroupTable"
-_SYSTEM: Final = frozenset(
-    {
-        "TBW102",
-        "SELF_TEST_TOPIC",
-        "BenchmarkTest",
-        "OFFSET_MOVED_EVENT",
-        "SCHEDULE_TOPIC_XXXX",
-        "TOOLS_CONSUMER",
-        "SELF_TEST_P_GROUP",
-        "SELF_TEST_C_GROUP",
-        "FILTERSRV_CONSUMER",
-        "__MONITOR_CONSUMER",
-        "CLIENT_INNER_PRODUCER",
-        "CID_ONSAPI_OWNER",
-        "CID_ONSAPI_PERMISSION",
-        "CID_ONSAPI_PULL",
-        "CID_ONS-HTTP-PROXY",
-    }
-)
 _SYSTEM_PREFIXES: Final = ("%RETRY%", "%DLQ%", "RMQ_SYS_", "rmq_sys_", "CID_RMQ_SYS_", "%SYS%")
 _WRITABLE: Final = 2  # the bit of `perm`
 
@@ -65,19 +47,16 @@ def converted_from_rocketmq(exported: ForeignFile) -> ConversionView:
     return report.view()
 
 
-def _is_system(name: str) -> bool:
-    return name in _SYSTEM or name.startswith(_SYSTEM_PREFIXES)
-
-
 def _convert_topic(name: str, config: Foreign, report: Report) -> None:
     source = f"topic {name}"
-    if _is_system(name):
+    if name.startswith(_SYSTEM_PREFIXES):
         report.skipped(source, "a system topic of RocketMQ")
         return
     try:
         own, renamed = own_topic(name)
     except ServiceError as error:
-        report.skipped(source, reason_of(error))
+        is_system = is_reserved(name)
+        report.skipped(source, "a system topic of RocketMQ" if is_system else reason_of(error))
         return
     reasons = [renamed]
     attributes = part(config, "attributes")
@@ -103,13 +82,14 @@ def _convert_topic(name: str, config: Foreign, report: Report) -> None:
 
 def _convert_group(name: str, config: Foreign, report: Report) -> None:
     source = f"subscription group {name}"
-    if _is_system(name):
+    if name.startswith(_SYSTEM_PREFIXES):
         report.skipped(source, "a system group of RocketMQ")
         return
     try:
         own, renamed = own_group(name)
     except ServiceError as error:
-        report.skipped(source, reason_of(error))
+        is_system = is_reserved(name)
+        report.skipped(source, "a system group of RocketMQ" if is_system else reason_of(error))
         return
     reasons = [renamed]
     retries = number(config, "retryMaxTimes")
