@@ -578,6 +578,14 @@ def golden(name: str) -> bytes:
     return (FOLDER / name).read_bytes()
 
 
+def changed_files(written: dict[str, bytes]) -> list[str]:
+    """Return the names of the written files that differ from the golden ones.
+
+    A test compares names, since pytest takes minutes to show how two long files differ.
+    """
+    return [name for name, content in written.items() if content != golden(name)]
+
+
 def golden_log_disk(name: str) -> FaultyDisk:
     """Return a disk with one file: a golden log of one segment."""
     disk = FaultyDisk(Random(0))
@@ -745,8 +753,7 @@ def test_an_engine_continues_with_the_golden_log_of_renewals() -> None:
 
 
 def test_the_encoders_write_the_golden_bytes_of_a_purge() -> None:
-    names = "purged_log.bin", "purged_snapshot.bin"
-    assert purged_history() == {name: golden(name) for name in names}
+    assert changed_files(purged_history()) == []
 
 
 def test_an_engine_continues_with_the_golden_log_of_a_purge() -> None:
@@ -756,8 +763,7 @@ def test_an_engine_continues_with_the_golden_log_of_a_purge() -> None:
 
 
 def test_the_encoders_write_the_golden_bytes_of_security_items() -> None:
-    names = "secured_log.bin", "secured_snapshot.bin"
-    assert secured_history() == {name: golden(name) for name in names}
+    assert changed_files(secured_history()) == []
 
 
 def test_an_engine_continues_with_the_golden_log_of_security_items() -> None:
@@ -777,8 +783,7 @@ def test_an_engine_continues_with_the_golden_log_of_security_items() -> None:
 
 
 def test_the_encoders_write_the_golden_bytes_of_an_audit_log() -> None:
-    names = "audited_log.bin", "audited_snapshot.bin"
-    assert audited_history() == {name: golden(name) for name in names}
+    assert changed_files(audited_history()) == []
 
 
 def test_an_engine_continues_with_the_golden_audit_log() -> None:
@@ -794,8 +799,7 @@ def test_an_engine_continues_with_the_golden_audit_log() -> None:
 
 
 def test_the_encoders_write_the_golden_bytes_of_transactions() -> None:
-    names = "transacted_log.bin", "transacted_snapshot.bin"
-    assert transacted_history() == {name: golden(name) for name in names}
+    assert changed_files(transacted_history()) == []
 
 
 def test_an_engine_continues_with_the_golden_log_of_transactions() -> None:
@@ -821,8 +825,7 @@ def test_an_engine_continues_with_the_golden_log_of_transactions() -> None:
 
 
 def test_the_encoders_write_the_golden_bytes_of_dedup_keys() -> None:
-    names = "keyed_log.bin", "keyed_snapshot.bin"
-    assert keyed_history() == {name: golden(name) for name in names}
+    assert changed_files(keyed_history()) == []
 
 
 def test_an_engine_continues_with_the_golden_log_of_dedup_keys() -> None:
@@ -842,8 +845,7 @@ def test_an_engine_continues_with_the_golden_log_of_dedup_keys() -> None:
 
 
 def test_the_encoders_write_the_golden_bytes_of_dead_letters() -> None:
-    names = "replayed_log.bin", "replayed_snapshot.bin"
-    assert replayed_history() == {name: golden(name) for name in names}
+    assert changed_files(replayed_history()) == []
 
 
 def test_an_engine_continues_with_the_golden_log_of_dead_letters() -> None:
@@ -862,8 +864,7 @@ def test_an_engine_continues_with_the_golden_log_of_dead_letters() -> None:
 
 
 def test_the_encoders_write_the_golden_bytes_of_bulk_changes_of_timers() -> None:
-    names = "bulk_timers_log.bin", "bulk_timers_snapshot.bin"
-    assert bulk_timer_history() == {name: golden(name) for name in names}
+    assert changed_files(bulk_timer_history()) == []
 
 
 def test_an_engine_continues_with_the_golden_log_of_bulk_changes_of_timers() -> None:
@@ -877,8 +878,7 @@ def test_an_engine_continues_with_the_golden_log_of_bulk_changes_of_timers() -> 
 
 
 def test_the_encoders_write_the_golden_bytes_of_a_pack() -> None:
-    names = "packed_segment.bin", "packed_rest.bin"
-    assert packed_history() == {name: golden(name) for name in names}
+    assert changed_files(packed_history()) == []
 
 
 def packed_disk(prefix: str) -> FaultyDisk:
@@ -928,8 +928,7 @@ def floored_history() -> dict[str, bytes]:
 
 
 def test_the_encoders_write_the_golden_bytes_of_a_state_floor() -> None:
-    names = "floored_segment.bin", "floored_rest.bin"
-    assert floored_history() == {name: golden(name) for name in names}
+    assert changed_files(floored_history()) == []
 
 
 def test_an_engine_continues_with_the_golden_state_floor() -> None:
