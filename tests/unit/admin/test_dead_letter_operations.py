@@ -13,7 +13,7 @@ from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.http.request_access import OPEN, RequestAccess, set_access
 from tidemill.admin.json.dead_letters import DeadLetterChangeView, DeadLettersRequest
 from tidemill.admin.messages.dead_letter_operations import settle_matching
-from tidemill.admin.messages.operation_starts import COUNT_CALLS_MAX
+from tidemill.admin.messages.operation_starts import COUNT_CALLS_MAX, BulkCaller
 from tidemill.admin.routes.operation_keys import operation_key_of
 from tidemill.common.errors import BrokerTimeout, BrokerUnreachable, Overloaded, ServiceError
 from tidemill.security.identities import User
@@ -57,11 +57,8 @@ def settle(
     fields: dict[str, Any] = {} if is_dry else {"asOfMs": 5, "maxCount": 10}
     wanted = DeadLettersRequest.model_validate({"filter": {}, **fields})
     kind = pb.OPERATION_KIND_REPLAY
-    return asyncio.run(
-        settle_matching(
-            cluster_of(*groups), "g", wanted, kind, AUTHOR, "me", key, is_dry=is_dry, with_keys=True
-        )
-    )
+    who = BulkCaller(OPEN, "me", AUTHOR, key)
+    return asyncio.run(settle_matching(cluster_of(*groups), "g", wanted, kind, who, is_dry=is_dry))
 
 
 @pytest.mark.parametrize("is_dry", [True, False])

@@ -18,13 +18,13 @@ from tidemill.admin.json.timer_changes import (
     TimerChangeView,
     TimersRequest,
 )
+from tidemill.admin.messages.operation_starts import BulkCaller
 from tidemill.admin.messages.timer_changes import (
     CANCEL,
     FIRE,
     RATE_PER_S,
     RESCHEDULE,
     TimerAction,
-    TimerCaller,
     change_ids,
     change_matching,
 )
@@ -85,11 +85,11 @@ class GroupWithTimers(CallsByRequest):
         return reply
 
 
-def caller_of(access: RequestAccess = OPEN) -> TimerCaller:
-    return TimerCaller(access, "me", AUTHOR)
+def caller_of(access: RequestAccess = OPEN) -> BulkCaller:
+    return BulkCaller(access, "me", AUTHOR, None)
 
 
-def user_with(*actions: Action) -> TimerCaller:
+def user_with(*actions: Action) -> BulkCaller:
     """Return a user with rights on the topic `orders`."""
     entry = AccessEntry(
         type=ResourceType.TOPIC, name="orders", is_prefix=False, actions=frozenset(actions)
@@ -103,7 +103,7 @@ def by_ids(
     *groups: GroupWithTimers,
     ids: list[str],
     action: TimerAction = CANCEL,
-    caller: TimerCaller | None = None,
+    caller: BulkCaller | None = None,
     is_dry: bool = False,
     **fields: Any,
 ) -> TimerChangeView:
@@ -116,7 +116,7 @@ def by_ids(
 def by_filter(
     *groups: GroupWithTimers,
     action: TimerAction = CANCEL,
-    caller: TimerCaller | None = None,
+    caller: BulkCaller | None = None,
     is_dry: bool = False,
     **fields: Any,
 ) -> TimerChangeView:
@@ -124,7 +124,7 @@ def by_filter(
     given = {} if is_dry else {"asOfMs": 5, "maxCount": 100}
     wanted = model.model_validate({"filter": {"topic": "orders"}, **given, **fields})
     cluster, who = cluster_of(*groups), caller or caller_of()
-    return asyncio.run(change_matching(cluster, wanted, action, who, None, is_dry=is_dry))
+    return asyncio.run(change_matching(cluster, wanted, action, who, is_dry=is_dry))
 
 
 def outcomes(view: TimerChangeView) -> list[str | None]:

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final, Self
 from pydantic import Field, GetJsonSchemaHandler, StrictBool, StrictInt, model_validator
 from pydantic.json_schema import JsonSchemaValue
 
+from tidemill.admin.json.bulk_changes import BEGINS_OPERATION, BulkChangeView, BulkRequest
 from tidemill.admin.json.messages import Base64, Body, Key, PropertyText, Tag
-from tidemill.admin.json.operations import OperationView
 from tidemill.admin.json.schema import (
     BROKER,
     BY,
@@ -26,10 +26,6 @@ from tidemill.admin.json.schema import (
 )
 from tidemill.message import limits
 
-IDS_MAX: Final = 1_000  # of one call
-COUNT_MAX: Final = 2**32 - 1  # a u32 of the broker
-LETTER_ID_PATTERN: Final = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}:[0-9]{1,18}$"
-LetterIdText = Annotated[Text, Field(json_schema_extra={"pattern": LETTER_ID_PATTERN})]
 _ID = "Id of the dead letter: its broker group and its offset there."
 _EXAMPLE = "broker-0:17"
 _GROUP = "Name of the consumer group."
@@ -201,58 +197,13 @@ class DeadLetterFilterView(Schema):
     )
 
 
-class DeadLettersRequest(ExclusiveSchema):
-    """The dead letters to replay or to discard: by ids, or all open ones that match a filter."""
+class DeadLettersRequest(BulkRequest):
+    """The dead letters to replay or to discard: by ids, or all open ones that match a filter.
 
-    exactly_one = ("ids", "filter")
+    Replays by ids keep their order at each broker group.
+    """
 
-    ids: Annotated[list[LetterIdText], LimitedSize] | None = Field(
-        None,
-        description="Ids of dead letters. Replays keep their order at each broker group.",
-        examples=[[_EXAMPLE]],
-        json_schema_extra={"minItems": 1, "maxItems": IDS_MAX},
-    )
-    filter: DeadLetterFilterView | None = Field(
-        None, description="Begins an operation, unless it is a dry run."
-    )
-    as_of_ms: StrictInt | None = Field(
-        None,
-        ge=1,
-        le=EXACT_MAX,
-        description="`asOfMs` of the dry run. Dead letters after this time stay open. Required with"
-        " a filter, except in a dry run.",
-    )
-    max_count: StrictInt | None = Field(
-        None,
-        ge=1,
-        le=COUNT_MAX,
-        description="If more match, nothing begins. Required with a filter, except in a dry run.",
-    )
-    rate_per_second: StrictInt | None = Field(
-        None,
-        ge=1,
-        le=10_000,
-        description="Of an operation: most dead letters per second. Default: 2,000.",
-    )
-
-    @model_validator(mode="after")
-    def of_a_filter(self) -> Self:
-        """Reject fields that belong to a filter."""
-        given_ = (self.as_of_ms, self.max_count, self.rate_per_second)
-        if self.ids is not None and any(one is not None for one in given_):
-            raise ValueError("asOfMs, maxCount and ratePerSecond belong to a filter")
-        return self
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls,
-        core_schema: Any,  # pydantic_core.CoreSchema
-        handler: GetJsonSchemaHandler,
-    ) -> JsonSchemaValue:
-        schema = super().__get_pydantic_json_schema__(core_schema, handler)
-        refused: list[JsonSchemaValue] = handler.resolve_ref_schema(schema)["not"]["anyOf"]
-        refused += [given("ids", field) for field in ("asOfMs", "maxCount", "ratePerSecond")]
-        return schema
+    filter: DeadLetterFilterView | None = Field(None, description=BEGINS_OPERATION)
 
 
 class DeadLetterOutcomeView(Schema):
@@ -269,37 +220,16 @@ class DeadLetterOutcomeView(Schema):
     )
 
 
-class DeadLetterChangeView(Schema):
+class DeadLetterChangeView(BulkChangeView):
     """The results of a replay or a discard."""
 
-    dry_run: bool = DRY_RUN
-    by: str = BY
     group: str = Field(description=_GROUP)
-    count: int = Field(
-        description="Number of dead letters that the call has settled. With a filter: that match."
-    )
     outcomes: list[DeadLetterOutcomeView] | None = Field(
         None, description="One result for each id, in their order. Missing with a filter."
-    )
-    bytes: int | None = Field(None, description="With a filter: bytes of the messages.")
-    as_of_ms: int | None = Field(
-        None, description="With a filter: the time of the count, for the change (Unix, ms)."
     )
     sample: list[DeadLetterView] | None = Field(
         None, description="With a filter: up to 10 of those that match, the oldest first."
     )
-    operation: OperationView | None = Field(
-        None, description="With a filter: the operation. Missing if nothing matches."
-    )
-    warnings: list[str] | None = Field(
-        None,
-        description="Of a dry run: why consumers may not get the messages as expected. Of an"
-        " operation: why a broker group has not begun its part. The other parts run.",
-    )
-    stopped_by: str | None = Field(
-        None, description="Why the call ended early, such as a full disk."
-    )
-    unreachable: list[str] | None = UNREACHABLE
 
 
 class DeadLetterCopyRequest(ExclusiveSchema):

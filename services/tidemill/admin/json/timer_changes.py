@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Any, Final, Self
 
 from pydantic import Field, GetJsonSchemaHandler, StrictInt, model_validator
 from pydantic.json_schema import JsonSchemaValue
 
-from tidemill.admin.json.operations import OperationView
-from tidemill.admin.json.schema import (
-    BY,
-    DRY_RUN,
-    EXACT_MAX,
-    UNREACHABLE,
-    ExclusiveSchema,
-    LimitedSize,
-    Schema,
-    Text,
-    given,
-    missing,
-)
+from tidemill.admin.json.bulk_changes import BEGINS_OPERATION, BulkChangeView, BulkRequest
+from tidemill.admin.json.schema import EXACT_MAX, Schema, Text, missing
 from tidemill.admin.json.timers import TimerTopicView, TimerView
 
-IDS_MAX: Final = 1_000  # of one call
 COUNT_MAX: Final = 1_000_000  # timers of one operation
 SPREAD_MS_MAX: Final = 30 * 24 * 3_600_000
-TIMER_ID_PATTERN: Final = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}:[0-9]{1,18}$"
 _ID: Final = "Id of the timer: its broker group and its number there."
 _EXAMPLE: Final = "broker-0:52326"
-_FILTER_FIELDS: Final = ("asOfMs", "maxCount", "ratePerSecond")
-TimerIdText = Annotated[Text, Field(json_schema_extra={"pattern": TIMER_ID_PATTERN})]
 
 
 class TimerOutcomeView(StrEnum):
@@ -98,28 +83,10 @@ class TimerFilterView(Schema):
         return schema
 
 
-class TimersRequest(ExclusiveSchema):
+class TimersRequest(BulkRequest):
     """The timers to change: by ids, or all pending ones that match a filter."""
 
-    exactly_one = ("ids", "filter")
-    moves: ClassVar[bool] = False
-
-    ids: Annotated[list[TimerIdText], LimitedSize] | None = Field(
-        None,
-        description="Ids of timers. They are changed at once.",
-        examples=[[_EXAMPLE]],
-        json_schema_extra={"minItems": 1, "maxItems": IDS_MAX},
-    )
-    filter: TimerFilterView | None = Field(
-        None, description="Begins an operation, unless it is a dry run."
-    )
-    as_of_ms: StrictInt | None = Field(
-        None,
-        ge=1,
-        le=EXACT_MAX,
-        description="`asOfMs` of the dry run. Timers that were stored later stay as they are."
-        " Required with a filter, except in a dry run.",
-    )
+    filter: TimerFilterView | None = Field(None, description=BEGINS_OPERATION)
     max_count: StrictInt | None = Field(
         None,
         ge=1,
@@ -127,40 +94,12 @@ class TimersRequest(ExclusiveSchema):
         description="If more match, nothing begins. Required with a filter, except in a dry run.",
         examples=[100_000],
     )
-    rate_per_second: StrictInt | None = Field(
-        None,
-        ge=1,
-        le=10_000,
-        description="Of an operation: most timers per second. Default: 2,500.",
-    )
-
-    @model_validator(mode="after")
-    def of_a_filter(self) -> Self:
-        """Reject fields that belong to a filter."""
-        given_ = (self.as_of_ms, self.max_count, self.rate_per_second)
-        if self.ids is not None and any(one is not None for one in given_):
-            raise ValueError("asOfMs, maxCount and ratePerSecond belong to a filter")
-        return self
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls,
-        core_schema: Any,  # pydantic_core.CoreSchema
-        handler: GetJsonSchemaHandler,
-    ) -> JsonSchemaValue:
-        schema = super().__get_pydantic_json_schema__(core_schema, handler)
-        refused: list[JsonSchemaValue] = handler.resolve_ref_schema(schema)["not"]["anyOf"]
-        refused += [given("ids", field) for field in _FILTER_FIELDS]
-        if cls.moves:
-            refused.append(missing("dueAtMs", "delayMs", "shiftMs"))
-        return schema
 
 
 class RescheduleTimersRequest(TimersRequest):
     """The timers to move, and exactly one of `dueAtMs`, `delayMs` and `shiftMs`."""
 
     at_most_one = ("due_at_ms", "delay_ms", "shift_ms")
-    moves = True
 
     due_at_ms: StrictInt | None = Field(
         None, ge=0, le=EXACT_MAX, description="New due time (Unix, ms). The past means now."
@@ -190,6 +129,17 @@ class RescheduleTimersRequest(TimersRequest):
             raise ValueError("give one of dueAtMs, delayMs and shiftMs")
         return self
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls,
+        core_schema: Any,  # pydantic_core.CoreSchema
+        handler: GetJsonSchemaHandler,
+    ) -> JsonSchemaValue:
+        schema = super().__get_pydantic_json_schema__(core_schema, handler)
+        refused: list[JsonSchemaValue] = handler.resolve_ref_schema(schema)["not"]["anyOf"]
+        refused.append(missing("dueAtMs", "delayMs", "shiftMs"))
+        return schema
+
 
 class TimerIdOutcomeView(Schema):
     """The result for one timer."""
@@ -211,20 +161,11 @@ class TimerHourView(Schema):
     timers: int = Field(description="Timers due in it.")
 
 
-class TimerChangeView(Schema):
+class TimerChangeView(BulkChangeView):
     """The results of a bulk change of timers."""
 
-    dry_run: bool = DRY_RUN
-    by: str = BY
-    count: int = Field(
-        description="Number of timers that the call has changed. With a filter: that match."
-    )
     outcomes: list[TimerIdOutcomeView] | None = Field(
         None, description="One result for each id, in their order. Missing with a filter."
-    )
-    bytes: int | None = Field(None, description="With a filter: bytes of the messages.")
-    as_of_ms: int | None = Field(
-        None, description="With a filter: the time of the count, for the change (Unix, ms)."
     )
     topics: list[TimerTopicView] | None = Field(
         None, description="Of a dry run with a filter: the 20 topics with most timers."
@@ -235,16 +176,3 @@ class TimerChangeView(Schema):
     sample: list[TimerView] | None = Field(
         None, description="Of a dry run with a filter: up to 10 timers, the oldest first."
     )
-    operation: OperationView | None = Field(
-        None, description="With a filter: the operation. Missing if nothing matches."
-    )
-    warnings: list[str] | None = Field(
-        None,
-        description="Of a dry run: a second with too many timers, and timers that would stay as"
-        " they are. Of an operation: why a broker group has not begun its part. The other parts"
-        " run.",
-    )
-    stopped_by: str | None = Field(
-        None, description="Why the call ended early, such as a full disk."
-    )
-    unreachable: list[str] | None = UNREACHABLE

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidemill.admin.audit.author import Author
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.json.dead_letters import DeadLetterChangeView, DeadLettersRequest
 from tidemill.admin.messages.operation_starts import (
+    BulkCaller,
     OperationLimits,
     begin_operation,
     count_all,
     hash_of,
 )
 from tidemill.admin.messages.views import dead_letter_of
+from tidemill.security.acl import Action
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 RATE_PER_S: Final = 2_000  # default
@@ -26,25 +27,22 @@ async def settle_matching(
     group: str,
     wanted: DeadLettersRequest,
     kind: pb.OperationKind.ValueType,
-    author: Author,
-    caller: str,
-    key: str | None,
+    caller: BulkCaller,
     *,
     is_dry: bool,
-    with_keys: bool,
 ) -> DeadLetterChangeView:
     """Count the dead letters that match, and begin an operation on them. Raises ServiceError."""
     request = _request(group, wanted, kind)
     if is_dry:
-        return await _count(cluster, request, caller, with_keys=with_keys)
-    request.requested_by = caller
-    request.audit.CopyFrom(author.of(f"Group:{group}"))
+        return await _count(cluster, request, caller)
+    request.requested_by = caller.name
+    request.audit.CopyFrom(caller.author.of(f"Group:{group}"))
     rate = wanted.rate_per_second or RATE_PER_S
     limits = OperationLimits(wanted.as_of_ms, wanted.max_count, rate)
-    begun = await begin_operation(cluster, request, limits, key, NOUN)
+    begun = await begin_operation(cluster, request, limits, caller.key, NOUN)
     return DeadLetterChangeView(
         dry_run=False,
-        by=caller,
+        by=caller.name,
         group=group,
         count=begun.total,
         as_of_ms=wanted.as_of_ms,
@@ -55,16 +53,17 @@ async def settle_matching(
 
 
 async def _count(
-    cluster: Brokers, request: pb.BeginOperationRequest, caller: str, *, with_keys: bool
+    cluster: Brokers, request: pb.BeginOperationRequest, caller: BulkCaller
 ) -> DeadLetterChangeView:
     """Count the dead letters that match at all broker groups."""
     found = await count_all(cluster, request, NOUN)
+    with_keys = caller.access.allows_group(Action.SUB, request.group)
     sample = [(broker, one) for broker, reply in found.answers for one in reply.sample]
     sample.sort(key=lambda each: each[1].dead_at_ms)
     warnings = [text for _, reply in found.answers for text in reply.warnings]
     return DeadLetterChangeView(
         dry_run=True,
-        by=caller,
+        by=caller.name,
         group=request.group,
         count=sum(reply.count for _, reply in found.answers),
         bytes=sum(reply.size_bytes for _, reply in found.answers),

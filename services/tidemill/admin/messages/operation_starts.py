@@ -7,6 +7,7 @@ from collections.abc import Collection
 from hashlib import blake2s
 from typing import Final, NamedTuple
 
+from tidemill.admin.audit.author import Author
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import (
     UNREACHABLE_ERRORS,
@@ -14,12 +15,22 @@ from tidemill.admin.cluster.brokers import (
     BrokerGroupClient,
     Brokers,
 )
+from tidemill.admin.http.request_access import RequestAccess
 from tidemill.admin.json.operations import OperationView
 from tidemill.admin.messages.operation_parts import OperationPart, find_operations, operation_of
 from tidemill.common.errors import Conflict, Overloaded, ServiceError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 COUNT_CALLS_MAX: Final = 20  # to a broker group, each with about 1 s of counting
+
+
+class BulkCaller(NamedTuple):
+    """The caller of a bulk change: its rights, its name, the author for records, and its key."""
+
+    access: RequestAccess
+    name: str
+    author: Author
+    key: str | None  # of the header Idempotency-Key
 
 
 class OperationLimits(NamedTuple):

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from tidemill.admin.audit.author import Author
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import UNREACHABLE_ERRORS, Brokers
 from tidemill.admin.http.request_access import READS, RequestAccess
+from tidemill.admin.json.bulk_changes import IDS_MAX
 from tidemill.admin.json.timer_changes import (
-    IDS_MAX,
     RescheduleTimersRequest,
     TimerChangeView,
     TimerHourView,
@@ -22,6 +21,7 @@ from tidemill.admin.json.timer_changes import (
 from tidemill.admin.json.timers import TimerTopicView
 from tidemill.admin.messages.item_ids import split_item_id
 from tidemill.admin.messages.operation_starts import (
+    BulkCaller,
     OperationLimits,
     begin_operation,
     count_all,
@@ -37,14 +37,6 @@ SAMPLE_MAX: Final = 10
 TOPICS_SHOWN_MAX: Final = 20
 HOURS_SHOWN_MAX: Final = 100
 NOUN: Final = "timers"
-
-
-class TimerCaller(NamedTuple):
-    """The caller of a change: its rights, its name, and the author for records."""
-
-    access: RequestAccess
-    name: str
-    author: Author
 
 
 class TimerAction(NamedTuple):
@@ -80,8 +72,7 @@ async def change_matching(
     cluster: Brokers,
     wanted: TimersRequest,
     action: TimerAction,
-    caller: TimerCaller,
-    key: str | None,
+    caller: BulkCaller,
     *,
     is_dry: bool,
 ) -> TimerChangeView:
@@ -109,7 +100,7 @@ async def change_matching(
     request.requested_by = caller.name
     request.audit.CopyFrom(caller.author.of(f"Topic:{chosen.topic or '*'}"))
     limits = OperationLimits(wanted.as_of_ms, wanted.max_count, rate)
-    begun = await begin_operation(cluster, request, limits, key, NOUN)
+    begun = await begin_operation(cluster, request, limits, caller.key, NOUN)
     return TimerChangeView(
         dry_run=False,
         by=caller.name,
@@ -135,7 +126,7 @@ def _check_rights(
 
 
 async def _count(
-    cluster: Brokers, request: pb.BeginOperationRequest, caller: TimerCaller
+    cluster: Brokers, request: pb.BeginOperationRequest, caller: BulkCaller
 ) -> TimerChangeView:
     """Count the timers that match at all broker groups."""
     found = await count_all(cluster, request, NOUN)
@@ -186,7 +177,7 @@ async def change_ids(
     cluster: Brokers,
     wanted: TimersRequest,
     action: TimerAction,
-    caller: TimerCaller,
+    caller: BulkCaller,
     *,
     is_dry: bool,
 ) -> TimerChangeView:
@@ -222,7 +213,7 @@ class _IdChange:
     """A change of timers by ids."""
 
     def __init__(
-        self, cluster: Brokers, action: TimerAction, caller: TimerCaller, move: pb.TimerMove | None
+        self, cluster: Brokers, action: TimerAction, caller: BulkCaller, move: pb.TimerMove | None
     ) -> None:
         self._cluster = cluster
         self._action = action

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 from fastapi import APIRouter, Response
 
@@ -11,8 +10,8 @@ from tidemill.admin.audit.author import PUB, Author
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import UNREACHABLE_ERRORS, Brokers
 from tidemill.admin.http.request_access import READS, RequestAccess
+from tidemill.admin.json.bulk_changes import IDS_MAX
 from tidemill.admin.json.dead_letters import (
-    IDS_MAX,
     CopyTarget,
     DeadLetterChangeView,
     DeadLetterCopyRequest,
@@ -25,6 +24,7 @@ from tidemill.admin.messages.compose import ComposedMessage
 from tidemill.admin.messages.dead_letter_copies import changed_message
 from tidemill.admin.messages.dead_letter_operations import settle_matching
 from tidemill.admin.messages.letter_ids import LetterId, parse_letter_id, read_letter
+from tidemill.admin.messages.operation_starts import BulkCaller
 from tidemill.admin.messages.store import store
 from tidemill.admin.routes import (
     Access,
@@ -38,7 +38,12 @@ from tidemill.admin.routes import (
 )
 from tidemill.admin.routes.dead_letters import LetterIdPath
 from tidemill.admin.routes.messages import MessageRoute
-from tidemill.admin.routes.operation_keys import KEY_MISMATCH, OperationKey
+from tidemill.admin.routes.operation_keys import (
+    CallerOfBulk,
+    answer_begun,
+    begun_responses,
+    require_no_key,
+)
 from tidemill.common.errors import BadRequest, BrokerGroupNotFound, Conflict
 from tidemill.security.acl import Action, group_resource, topic_resource
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -46,10 +51,8 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 router = APIRouter(tags=["dead letters"], route_class=MessageRoute)
 
 _REPLAY, _DISCARD = pb.DEAD_LETTER_ACTION_REPLAY, pb.DEAD_LETTER_ACTION_DISCARD
-BEGUN: Final[dict[int | str, dict[str, Any]]] = {
-    202: {"description": "An operation has begun.", "model": DeadLetterChangeView},
-    422: KEY_MISMATCH,
-}
+_KINDS: Final = {_REPLAY: pb.OPERATION_KIND_REPLAY, _DISCARD: pb.OPERATION_KIND_DISCARD}
+BEGUN: Final = begun_responses(DeadLetterChangeView)
 
 
 @router.post(
@@ -59,10 +62,7 @@ async def replay_dead_letters(
     group: GroupName,
     wanted: DeadLettersRequest,
     cluster: Cluster,
-    access: Access,
-    caller: Caller,
-    author: ChangeAuthor,
-    key: OperationKey,
+    caller: CallerOfBulk,
     response: Response,
     dry_run: DryRun = False,
 ) -> DeadLetterChangeView:
@@ -75,25 +75,7 @@ async def replay_dead_letters(
     A filter begins an operation: first a dry run with the filter, which counts, then the call with
     its `asOfMs` and with `maxCount`. The header `Idempotency-Key` makes repeats safe.
     """
-    if wanted.filter is None:
-        if key is not None:
-            raise BadRequest("the header Idempotency-Key belongs to a filter")
-        return await _settle(cluster, group, wanted, _REPLAY, author, caller, is_dry=dry_run)
-    with_keys = access.allows_group(Action.SUB, group)
-    view = await settle_matching(
-        cluster,
-        group,
-        wanted,
-        pb.OPERATION_KIND_REPLAY,
-        author,
-        caller,
-        key,
-        is_dry=dry_run,
-        with_keys=with_keys,
-    )
-    if view.operation is not None:
-        response.status_code = HTTPStatus.ACCEPTED
-    return view
+    return await _change(cluster, group, wanted, _REPLAY, caller, response, is_dry=dry_run)
 
 
 @router.post(
@@ -103,10 +85,7 @@ async def discard_dead_letters(
     group: GroupName,
     wanted: DeadLettersRequest,
     cluster: Cluster,
-    access: Access,
-    caller: Caller,
-    author: ChangeAuthor,
-    key: OperationKey,
+    caller: CallerOfBulk,
     response: Response,
     dry_run: DryRun = False,
 ) -> DeadLetterChangeView:
@@ -115,24 +94,25 @@ async def discard_dead_letters(
     A discarded dead letter cannot be replayed. A repeated call changes nothing. A filter begins an
     operation, as for a replay.
     """
+    return await _change(cluster, group, wanted, _DISCARD, caller, response, is_dry=dry_run)
+
+
+async def _change(
+    cluster: Brokers,
+    group: str,
+    wanted: DeadLettersRequest,
+    action: pb.DeadLetterAction.ValueType,
+    caller: BulkCaller,
+    response: Response,
+    *,
+    is_dry: bool,
+) -> DeadLetterChangeView:
     if wanted.filter is None:
-        if key is not None:
-            raise BadRequest("the header Idempotency-Key belongs to a filter")
-        return await _settle(cluster, group, wanted, _DISCARD, author, caller, is_dry=dry_run)
-    with_keys = access.allows_group(Action.SUB, group)
-    view = await settle_matching(
-        cluster,
-        group,
-        wanted,
-        pb.OPERATION_KIND_DISCARD,
-        author,
-        caller,
-        key,
-        is_dry=dry_run,
-        with_keys=with_keys,
-    )
-    if view.operation is not None:
-        response.status_code = HTTPStatus.ACCEPTED
+        require_no_key(caller)
+        return await _settle(cluster, group, wanted, action, caller, is_dry=is_dry)
+    kind = _KINDS[action]
+    view = await settle_matching(cluster, group, wanted, kind, caller, is_dry=is_dry)
+    answer_begun(view, response)
     return view
 
 
@@ -141,8 +121,7 @@ async def _settle(
     group: str,
     wanted: DeadLettersRequest,
     action: pb.DeadLetterAction.ValueType,
-    author: Author,
-    caller: str,
+    caller: BulkCaller,
     *,
     is_dry: bool,
 ) -> DeadLetterChangeView:
@@ -163,8 +142,8 @@ async def _settle(
             action=action,
             offsets=[one.offset for one in own],
             dry_run=is_dry,
-            requested_by=caller,
-            audit=author.of(f"Group:{group}"),
+            requested_by=caller.name,
+            audit=caller.author.of(f"Group:{group}"),
         )
         try:
             member = await cluster.member(broker)
@@ -185,7 +164,7 @@ async def _settle(
     effect = DeadLetterOutcome.REPLAYED if action == _REPLAY else DeadLetterOutcome.DISCARDED
     return DeadLetterChangeView(
         dry_run=is_dry,
-        by=caller,
+        by=caller.name,
         group=group,
         count=sum(one.outcome is effect for one in shown),
         outcomes=shown,

@@ -14,8 +14,8 @@ from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize
 from tidemill.admin.http.request_access import READS
+from tidemill.admin.json.bulk_changes import ITEM_ID_PATTERN
 from tidemill.admin.json.dead_letters import (
-    LETTER_ID_PATTERN,
     DeadLetterCountView,
     DeadLetterDetailView,
     DeadLetterGroupView,
@@ -46,7 +46,7 @@ LetterIdPath = Annotated[
     str,
     Path(
         description="Id of the dead letter: its broker group and its offset there.",
-        json_schema_extra={"pattern": LETTER_ID_PATTERN},
+        json_schema_extra={"pattern": ITEM_ID_PATTERN},
     ),
 ]
 Group = Annotated[str, Query(description="Only of this consumer group.")]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from hashlib import blake2s
+from http import HTTPStatus
 from typing import Annotated, Any, Final
 
-from fastapi import Depends, Header, Request
+from fastapi import Depends, Header, Request, Response
 
 from tidemill.admin.http.problems import MEDIA_TYPE, PROBLEM_SCHEMA
 from tidemill.admin.http.request_access import access_of
+from tidemill.admin.json.bulk_changes import BulkChangeView
+from tidemill.admin.messages.operation_starts import BulkCaller
+from tidemill.admin.routes import Access, Caller, ChangeAuthor
 from tidemill.admin.routes.messages import IDEMPOTENCY_KEY
 from tidemill.common.errors import BadRequest
 
@@ -50,3 +54,31 @@ def operation_key_of(
 
 
 OperationKey = Annotated[str | None, Depends(operation_key_of)]
+
+
+def bulk_caller_of(
+    access: Access, caller: Caller, author: ChangeAuthor, key: OperationKey
+) -> BulkCaller:
+    """Return the caller of a bulk change."""
+    return BulkCaller(access, caller, author, key)
+
+
+CallerOfBulk = Annotated[BulkCaller, Depends(bulk_caller_of)]
+
+
+def require_no_key(caller: BulkCaller) -> None:
+    """Reject a key of a change by ids, which begins no operation. Raises BadRequest."""
+    if caller.key is not None:
+        raise BadRequest("the header Idempotency-Key belongs to a filter")
+
+
+def answer_begun(view: BulkChangeView, response: Response) -> None:
+    """Answer 202 if an operation has begun."""
+    if view.operation is not None:
+        response.status_code = HTTPStatus.ACCEPTED
+
+
+def begun_responses(model: type[BulkChangeView]) -> dict[int | str, dict[str, Any]]:
+    """Return the answers of a bulk change by a filter, for the OpenAPI document."""
+    begun = {"description": "An operation has begun.", "model": model}
+    return {202: begun, 422: KEY_MISMATCH}

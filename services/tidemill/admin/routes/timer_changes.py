@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 from fastapi import APIRouter, Response
 
@@ -13,36 +12,34 @@ from tidemill.admin.json.timer_changes import (
     TimerChangeView,
     TimersRequest,
 )
+from tidemill.admin.messages.operation_starts import BulkCaller
 from tidemill.admin.messages.timer_changes import (
     CANCEL,
     FIRE,
     RESCHEDULE,
     TimerAction,
-    TimerCaller,
     change_ids,
     change_matching,
 )
-from tidemill.admin.routes import Access, Caller, ChangeAuthor, Cluster, DryRun
+from tidemill.admin.routes import Cluster, DryRun
 from tidemill.admin.routes.messages import MessageRoute
-from tidemill.admin.routes.operation_keys import KEY_MISMATCH, OperationKey
-from tidemill.common.errors import BadRequest
+from tidemill.admin.routes.operation_keys import (
+    CallerOfBulk,
+    answer_begun,
+    begun_responses,
+    require_no_key,
+)
 
 router = APIRouter(tags=["timers"], route_class=MessageRoute)
 
-BEGUN: Final[dict[int | str, dict[str, Any]]] = {
-    202: {"description": "An operation has begun.", "model": TimerChangeView},
-    422: KEY_MISMATCH,
-}
+BEGUN: Final = begun_responses(TimerChangeView)
 
 
 @router.post("/timers:cancel", response_model_exclude_none=True, responses=BEGUN)
 async def cancel_timers(
     wanted: TimersRequest,
     cluster: Cluster,
-    access: Access,
-    caller: Caller,
-    author: ChangeAuthor,
-    key: OperationKey,
+    caller: CallerOfBulk,
     response: Response,
     dry_run: DryRun = False,
 ) -> TimerChangeView:
@@ -52,18 +49,14 @@ async def cancel_timers(
     its `asOfMs` and with `maxCount`. The header `Idempotency-Key` makes repeats safe. The right is
     Update or Pub on each topic.
     """
-    who = TimerCaller(access, caller, author)
-    return await _change(cluster, wanted, CANCEL, who, key, response, is_dry=dry_run)
+    return await _change(cluster, wanted, CANCEL, caller, response, is_dry=dry_run)
 
 
 @router.post("/timers:reschedule", response_model_exclude_none=True, responses=BEGUN)
 async def reschedule_timers(
     wanted: RescheduleTimersRequest,
     cluster: Cluster,
-    access: Access,
-    caller: Caller,
-    author: ChangeAuthor,
-    key: OperationKey,
+    caller: CallerOfBulk,
     response: Response,
     dry_run: DryRun = False,
 ) -> TimerChangeView:
@@ -71,18 +64,14 @@ async def reschedule_timers(
 
     A filter begins an operation, as for a cancel. The right is Update on each topic.
     """
-    who = TimerCaller(access, caller, author)
-    return await _change(cluster, wanted, RESCHEDULE, who, key, response, is_dry=dry_run)
+    return await _change(cluster, wanted, RESCHEDULE, caller, response, is_dry=dry_run)
 
 
 @router.post("/timers:fire", response_model_exclude_none=True, responses=BEGUN)
 async def fire_timers(
     wanted: TimersRequest,
     cluster: Cluster,
-    access: Access,
-    caller: Caller,
-    author: ChangeAuthor,
-    key: OperationKey,
+    caller: CallerOfBulk,
     response: Response,
     dry_run: DryRun = False,
 ) -> TimerChangeView:
@@ -91,25 +80,21 @@ async def fire_timers(
     A filter begins an operation, as for a cancel, at most `ratePerSecond`. The right is Update on
     each topic.
     """
-    who = TimerCaller(access, caller, author)
-    return await _change(cluster, wanted, FIRE, who, key, response, is_dry=dry_run)
+    return await _change(cluster, wanted, FIRE, caller, response, is_dry=dry_run)
 
 
 async def _change(
     cluster: Brokers,
     wanted: TimersRequest,
     action: TimerAction,
-    caller: TimerCaller,
-    key: str | None,
+    caller: BulkCaller,
     response: Response,
     *,
     is_dry: bool,
 ) -> TimerChangeView:
     if wanted.filter is None:
-        if key is not None:
-            raise BadRequest("the header Idempotency-Key belongs to a filter")
+        require_no_key(caller)
         return await change_ids(cluster, wanted, action, caller, is_dry=is_dry)
-    view = await change_matching(cluster, wanted, action, caller, key, is_dry=is_dry)
-    if view.operation is not None:
-        response.status_code = HTTPStatus.ACCEPTED
+    view = await change_matching(cluster, wanted, action, caller, is_dry=is_dry)
+    answer_begun(view, response)
     return view
