@@ -286,9 +286,10 @@ def test_dead_letters_of_two_broker_groups_are_one_list_and_one_operation(tmp_pa
 
 
 def test_the_command_line_replays_by_filter_and_cancels(running: Standalone) -> None:
-    fail_all(running, "bulk", "bulk", b"a", b"b", b"c")
+    bodies = [b"%d" % n for n in range(60)]  # a minute of replays at one per second
+    fail_all(running, "bulk", "bulk", *bodies)
     dry = tidemill(running, "dead-letter", "replay", "bulk", "--all", "--dry-run")
-    assert "3 dead letters of group bulk would be replayed" in dry.stdout
+    assert "60 dead letters of group bulk would be replayed" in dry.stdout
     slow = ("dead-letter", "replay", "bulk", "--topic", "bulk", "--rate", "1", "--yes")
     begun = json.loads(tidemill(running, "-o", "json", *slow).stdout)["operation"]["id"]
     assert tidemill(running, "operation", "cancel", begun, "--dry-run").returncode == 0
@@ -297,7 +298,7 @@ def test_the_command_line_replays_by_filter_and_cancels(running: Standalone) -> 
     assert (waited.returncode, "cancelled" in waited.stdout) == (1, True)
     rest = tidemill(running, "dead-letter", "replay", "bulk", "--all", "--wait", "--yes")
     assert (rest.returncode, "done" in rest.stdout) == (0, True)
-    assert sorted(receive(running, "bulk", "bulk")) == [(b"a", 1), (b"b", 1), (b"c", 1)]
+    assert sorted(receive(running, "bulk", "bulk")) == sorted((body, 1) for body in bodies)
     assert (
         "no open dead letter"
         in tidemill(running, "dead-letter", "replay", "bulk", "--all", "--yes").stdout
