@@ -28,6 +28,7 @@ FROM tools AS wheel
 COPY pyproject.toml setup.py LICENSE README.md ./
 COPY proto proto
 COPY tools/generate_stubs.py tools/
+COPY docs/runbooks docs/runbooks
 COPY services services
 RUN /tools/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels .
 

@@ -58,6 +58,8 @@ PATHS = {
     "cancel-all": "/ui/timers/cancel-all?filter.topic=payments",
     "move-all": "/ui/timers/reschedule-all?filter.topic=payments",
     "operations": "/ui/operations",
+    "runbook": "/ui/runbooks/MemberUnreachable",
+    "runbooks": "/ui/runbooks",
     "login": "/ui/login",
     "missing": "/ui/topics/missing",
 }

@@ -51,6 +51,24 @@ class ConsoleWorld:
         path = f"dead-letters?group={group}"
         eventually(lambda: len(self.running.get(path)["deadLetters"]) == count)
 
+    def hold(self, name: str, count: int) -> None:
+        """Let a consumer of a new group hold messages of a new topic, both of this name."""
+        self.running.put(f"topics/{name}")
+        self.running.put(f"groups/{name}")
+        for _ in range(count):
+            self.send(name, MARKUP)
+        with ThreadPoolExecutor() as threads:
+            holding = _hold(self.running.grpc, name, name, count)
+            threads.submit(asyncio.run, holding).result()
+
+    def lock(self, name: str) -> None:
+        """Let a consumer of a new group lock the queue of a new FIFO topic of this name."""
+        self.running.put(f"topics/{name}", messageType="FIFO", queues=1)
+        self.running.put(f"groups/{name}", deliveryOrder="FIFO")
+        with ThreadPoolExecutor() as threads:
+            locking = _lock(self.running.grpc, name, name)
+            threads.submit(asyncio.run, locking).result()
+
     def send(self, topic: str, body: str, **settings: object) -> dict[str, Any]:
         """Send a message by REST, and return the answer."""
         with httpx.Client(trust_env=False, timeout=30) as client:
@@ -104,14 +122,23 @@ async def _fail_messages(endpoint: str, topic: str, group: str, count: int) -> N
             failed += await client.receive(topic, group, invisible_ms=1_000)
 
 
-async def _hold_messages(endpoint: str) -> None:
-    """Receive messages without an ack: some of `orders`, and the first one of `ledger`."""
+async def _hold(endpoint: str, topic: str, group: str, count: int) -> None:
+    """Receive messages without an ack."""
     async with api(endpoint, call_s=30) as client:
         held: list[object] = []
-        while len(held) < HELD:
-            held += await client.receive("orders", "billing", batch_size=1, invisible_ms=HIDDEN_MS)
+        while len(held) < count:
+            held += await client.receive(topic, group, batch_size=1, invisible_ms=HIDDEN_MS)
+
+
+async def _lock(endpoint: str, topic: str, group: str) -> None:
+    """Send messages of one message group, and receive the first one without an ack."""
+    async with api(endpoint, call_s=30) as client:
         for number in range(3):
             text = f"{MARKUP} {number}".encode()
-            await client.send(message("ledger", text, message_group="one"))
-        while not await client.receive("ledger", "booking", batch_size=1, invisible_ms=HIDDEN_MS):
-            pass
+            await client.send(message(topic, text, message_group="one"))
+    await _hold(endpoint, topic, group, 1)
+
+
+async def _hold_messages(endpoint: str) -> None:
+    await _hold(endpoint, "orders", "billing", HELD)
+    await _lock(endpoint, "ledger", "booking")

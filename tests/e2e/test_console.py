@@ -188,6 +188,34 @@ def test_a_wrong_input_is_shown_again_with_its_reason(browser: httpx.Client) -> 
     assert "queues" in refused.text
 
 
+def test_a_change_of_another_person_is_shown_and_not_replaced(
+    running: Standalone, browser: httpx.Client
+) -> None:
+    running.put("users/shared", entries=[{"resource": "Topic:a", "actions": ["Pub"]}])
+    path = "/security/users/shared/set"
+    [tag] = re.findall(r'name="etag" value="([^"]*)"', browser.get(path).text)
+    etag = unescape(tag)
+    running.put("users/shared", entries=[{"resource": "Topic:b", "actions": ["Pub"]}])
+    fields = {"etag": etag, "enabled": "true", "type": "NORMAL", "entries": "Topic:c Pub"}
+    refused = performed(browser, path, **fields)
+    assert refused.status_code == 412
+    assert "Somebody has changed it" in refused.text
+    assert "<td>Topic:b Pub</td><td>Topic:c Pub</td>" in refused.text
+    [entry] = running.get("users/shared")["entries"]
+    assert entry["resource"] == "Topic:b"
+    [tag] = re.findall(r'name="etag" value="([^"]*)"', refused.text)
+    assert "done" in performed(browser, path, **{**fields, "etag": unescape(tag)}).text
+    [entry] = running.get("users/shared")["entries"]
+    assert entry["resource"] == "Topic:c"
+
+
+def test_a_runbook_is_shown_and_a_missing_one_is_not(browser: httpx.Client) -> None:
+    assert "Mitigation" in browser.get("/runbooks/DiskFull").text
+    assert "DiskFull" in browser.get("/runbooks").text
+    for name in ("Missing", "..%2F..%2Fpage", "a" * 100):
+        assert browser.get(f"/runbooks/{name}").status_code == 404
+
+
 def test_markup_in_names_and_inputs_is_text(browser: httpx.Client) -> None:
     for path in ("/topics/%3Cscript%3Ealert(1)%3C%2Fscript%3E", "/topics?namespace=%22%3E%3Cb%3E"):
         shown = browser.get(path).text

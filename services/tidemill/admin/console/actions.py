@@ -34,7 +34,9 @@ SHOW: Final = "show"  # the name of the field that asks a posted form for its ef
 COUNTED_AT: Final = "asOfMs"
 COUNTED: Final = "maxCount"
 KEY: Final = "operationKey"
-COMPARED: Final = "etag"  # the name of the field with the ETag of the definitions of a dry run
+COMPARED: Final = "etag"  # the name of the field with the ETag of what the form has shown
+IF_MATCH: Final = b"if-match"
+ETAG: Final = b"etag"
 KEY_CHARS_MAX: Final = 64
 
 
@@ -85,9 +87,11 @@ async def show_form(request: Request, action: PageAction) -> Response:
     texts = texts_of(action.fields, given, is_sent=SENT in given)
 
     async def values() -> tuple[str, Values]:
+        tag = given.get(COMPARED, "")
         if SENT not in given:
-            texts.update(await _current_texts(request, api, action))
-        return "action", await _form_values(request, api, action, texts)
+            current, tag = await _current_of(request, api, action)
+            texts.update(current)
+        return "action", await _form_values(request, api, action, texts, tag)
 
     return await answer(request, api, values)
 
@@ -109,8 +113,10 @@ async def perform(request: Request, action: PageAction, results: Results) -> Res
         values = {"problem": problem, "is_live": False, "session": None}
         return html(request, "problem", values, problem.status)
     texts: Mapping[str, str] = {}
+    tag = ""
     try:
         form = await read_form(request)
+        tag = form.get(COMPARED, "")
         texts = texts_of(action.fields, form, is_sent=True)
         if action.is_long:
             await api.get("/session")  # A long text is parsed only for a known caller.
@@ -119,9 +125,7 @@ async def perform(request: Request, action: PageAction, results: Results) -> Res
         query, body = values_of(action.fields, texts)
         if action.has_dry_run and form.get(PLANNED) != plan_of(texts):
             raise InvalidField("these fields are not those of the shown effect; look at the effect")
-        headers: dict[bytes, bytes] = {}
-        if tag := form.get(COMPARED):
-            headers[b"if-match"] = tag.encode("latin-1", "replace")
+        headers = _condition(tag)
         if action.begins_operation:
             body = {**body, **_counted(form)}
             key = form.get(KEY, "")[:KEY_CHARS_MAX]
@@ -142,7 +146,7 @@ async def perform(request: Request, action: PageAction, results: Results) -> Res
             return html(request, "result", {"result": shown, "is_live": False, "session": None})
         session = await api.get("/session")
     except (InvalidField, CallProblem) as error:
-        return await _show_again(request, api, action, texts, error)
+        return await _show_again(request, api, action, texts, tag, error)
     kept = results.keep(session.get("user", ""), _result(request, action, done.document))
     return RedirectResponse(f"{ROOT}/results/{kept}", HTTPStatus.SEE_OTHER)
 
@@ -178,17 +182,24 @@ def plan_of(texts: Mapping[str, str]) -> str:
     return blake2s(urlencode(sorted(texts.items())).encode(), digest_size=16).hexdigest()
 
 
-async def _current_texts(request: Request, api: RestCalls, action: PageAction) -> dict[str, str]:
-    """Return the texts that the object has now; none for a new object."""
+def _condition(tag: str) -> dict[bytes, bytes]:
+    """Return the header that refuses a change of another version; none without an ETag."""
+    return {IF_MATCH: tag.encode("latin-1", "replace")} if tag else {}
+
+
+async def _current_of(
+    request: Request, api: RestCalls, action: PageAction
+) -> tuple[dict[str, str], str]:
+    """Return the texts that the object has now, and its ETag; none for a new object."""
     if not action.current:
-        return {}
+        return {}, ""
     try:
-        found = await api.get(action.current.format(**request.path_params))
+        found = await api.call("GET", action.current.format(**request.path_params))
     except CallProblem as problem:
         if problem.status in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
-            return {}
+            return {}, ""
         raise
-    return action.texts_of(found)
+    return action.texts_of(found.document), found.headers.get(ETAG, b"").decode()
 
 
 async def _show_again(
@@ -196,26 +207,37 @@ async def _show_again(
     api: RestCalls,
     action: PageAction,
     texts: Mapping[str, str],
+    tag: str,
     error: InvalidField | CallProblem,
 ) -> Response:
     async def values() -> tuple[str, Values]:
         if error.status is HTTPStatus.UNAUTHORIZED:
             raise error
         filled = dict(texts) or texts_of(action.fields, {}, is_sent=False)
-        found = await _form_values(request, api, action, filled)
-        return "action", {**found, "error": error.detail}
+        if error.status is not HTTPStatus.PRECONDITION_FAILED or not action.current:
+            found = await _form_values(request, api, action, filled, tag)
+            return "action", {**found, "error": error.detail}
+        current, present_tag = await _current_of(request, api, action)
+        found = await _form_values(request, api, action, filled, present_tag)
+        found["error"] = "Somebody has changed it since you opened this form. Nothing is saved."
+        found["differences"] = [
+            (each.label, current[each.name], filled[each.name])
+            for each in action.fields
+            if current.get(each.name, filled[each.name]) != filled[each.name]
+        ]
+        return "action", found
 
     return await answer(request, api, values, error.status)
 
 
 async def _form_values(
-    request: Request, api: RestCalls, action: PageAction, texts: Mapping[str, str]
+    request: Request, api: RestCalls, action: PageAction, texts: Mapping[str, str], tag: str = ""
 ) -> Values:
     effects: Rows = []
     error = ""
     button = ""
     unreachable: list[str] = []
-    hidden: dict[str, str] = {}
+    hidden = {COMPARED: tag} if tag else {}
     try:
         query, body = values_of(action.fields, texts)
         planned: Document = {}
@@ -232,11 +254,9 @@ async def _form_values(
             unreachable = planned.get("unreachable", [])
         button = action.button(planned, request.path_params)
         if action.begins_operation and button:
-            hidden = {
-                COUNTED_AT: str(planned["asOfMs"]),
-                COUNTED: str(planned["count"]),
-                KEY: secrets.token_hex(16),
-            }
+            hidden[COUNTED_AT] = str(planned["asOfMs"])
+            hidden[COUNTED] = str(planned["count"])
+            hidden[KEY] = secrets.token_hex(16)
         if "etag" in planned:
             hidden[COMPARED] = planned["etag"]
     except InvalidField as invalid:
@@ -259,6 +279,7 @@ async def _form_values(
         "button": button,
         "error": error,
         "unreachable": unreachable,
+        "differences": [],
         "sent": SENT,
         "show": SHOW,
         "planned": PLANNED,
@@ -271,7 +292,9 @@ async def _form_values(
 def _body_of(request: Request, action: PageAction, body: Document) -> Document | None:
     has_body = action.body or any(not each.is_query for each in action.fields)
     of_path = {name: request.path_params[parameter] for name, parameter in action.body.items()}
-    return {**body, **of_path} if has_body else None
+    # A filter without fields matches everything, and is sent, too.
+    fixed: Document = {"filter": {}} if action.begins_operation else {}
+    return {**fixed, **body, **of_path} if has_body else None
 
 
 def _named(text: str, path: Mapping[str, str]) -> str:

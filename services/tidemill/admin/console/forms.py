@@ -18,6 +18,11 @@ from starlette.datastructures import QueryParams
 from tidemill.admin.http.rest_calls import Document
 
 FIELDS_MAX: Final = 200  # of one form
+# [deny] RESOURCE ACTION,ACTION [from RANGE,RANGE]
+ENTRY_LINE: Final = re.compile(
+    r"(?i:(deny)\s+)?(\S+)\s+([A-Za-z]+(?:\s*,\s*[A-Za-z]+)*)(?:\s+(?i:from)\s+(.+))?"
+)
+ENTRY_EXAMPLE: Final = "Topic:orders* Pub,Sub"
 MINUTE_TEXT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d")
 
 
@@ -31,6 +36,7 @@ class FieldKind(StrEnum):
     CHOICE = "choice"
     TIME = "time"
     LIST = "list"
+    ENTRIES = "entries"  # of rights, one per line
     DOCUMENT = "document"  # JSON: the whole body of the call
 
 
@@ -54,9 +60,10 @@ class Field:
     help: str = ""
     default: str = ""
     choices: tuple[str, ...] = ()
+    no_choice: str = "(no change)"  # the text of the choice ""
     is_required: bool = False
     is_query: bool = False  # a query parameter, not a field of the body
-    sends_false: bool = False  # of a flag: false if it is not set, else it is left out
+    sends_empty: bool = False  # also without a text: false, or no lines
 
     def value_of(self, text: str) -> Any:
         """Return the JSON value of a text. Raises InvalidField."""
@@ -68,9 +75,26 @@ class Field:
             return self._time_ms_of(text)
         if self.kind is FieldKind.LIST:
             return [line.strip() for line in text.splitlines() if line.strip()]
+        if self.kind is FieldKind.ENTRIES:
+            return [self._entry_of(line) for line in text.splitlines() if line.strip()]
         if self.kind is FieldKind.DOCUMENT:
             return self._document_of(text)
         return text
+
+    def _entry_of(self, line: str) -> Document:
+        """Return the entry of a line. REST checks its names."""
+        found = ENTRY_LINE.fullmatch(line.strip())
+        if found is None:
+            raise InvalidField(
+                f"{self.label}: {line.strip()!r} is not an entry; write it as {ENTRY_EXAMPLE!r}"
+            )
+        deny, resource, actions, sources = found.groups()
+        return {
+            "resource": resource,
+            "actions": [each.strip() for each in actions.split(",")],
+            "sources": [each.strip() for each in (sources or "").split(",") if each.strip()],
+            "decision": "DENY" if deny else "ALLOW",
+        }
 
     def _document_of(self, text: str) -> Document:
         try:
@@ -126,6 +150,13 @@ def texts_of(
     return texts
 
 
+def entry_line(entry: Document) -> str:
+    """Return the line of an entry, as a field of entries reads it."""
+    deny = "deny " if entry.get("decision") == "DENY" else ""
+    sources = f" from {','.join(entry['sources'])}" if entry.get("sources") else ""
+    return f"{deny}{entry['resource']} {','.join(entry['actions'])}{sources}"
+
+
 def _with_seconds(text: str) -> str:
     """Return a time with its seconds: browsers send 18:00 for 18:00:00."""
     return f"{text}:00" if MINUTE_TEXT.fullmatch(text) else text
@@ -149,8 +180,8 @@ def values_of(fields: tuple[Field, ...], texts: Mapping[str, str]) -> tuple[Docu
             target[name] = field.value_of(text)
         elif field.is_required:
             raise InvalidField(f"{field.label}: fill in this field")
-        elif field.sends_false:
-            body[field.name] = False
+        elif field.sends_empty:
+            body[field.name] = field.value_of("")
     return query, body
 
 

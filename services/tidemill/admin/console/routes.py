@@ -41,6 +41,7 @@ from tidemill.admin.console.pages import (
     operations,
     overview,
     processes,
+    runbooks,
     security,
     tail,
     timer_changes,
@@ -67,6 +68,7 @@ PAGES: Final[tuple[Page, ...]] = (
     *clients.PAGES,
     *cluster.PAGES,
     *processes.PAGES,
+    *runbooks.PAGES,
     *security.PAGES,
     *audit.PAGES,
 )

@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.admin.console.forms import Field, FieldKind, InvalidField, texts_of, values_of
+from tidemill.admin.console.forms import (
+    ENTRY_EXAMPLE,
+    Field,
+    FieldKind,
+    InvalidField,
+    entry_line,
+    texts_of,
+    values_of,
+)
+from tidemill.admin.console.pages.runbooks import FOLDER, html_of
 from tidemill.admin.console.rendering import (
     DAY_MS,
     HOUR_MS,
@@ -139,3 +148,61 @@ def test_a_text_that_does_not_fit_its_field_is_rejected(
 ) -> None:
     with pytest.raises(InvalidField, match=re.escape(reason)):
         values_of((field,), {field.name: text})
+
+
+ENTRIES = Field("entries", "Entries", FieldKind.ENTRIES, sends_empty=True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ENTRY_EXAMPLE,
+        "deny Topic:payments Pub",
+        "* All",
+        "deny Group:g* Sub,Get from 10.1.0.0/16,2001:db8::/32",
+    ],
+)
+def test_an_entry_is_read_and_written_as_the_same_line(line: str) -> None:
+    [entry] = ENTRIES.value_of(f"  {line}\n\n")
+    assert entry_line(entry) == line
+
+
+def test_an_entry_has_each_part_of_its_line() -> None:
+    [entry] = ENTRIES.value_of("DENY Topic:a  Pub , Sub  from 10.0.0.1, 10.1.0.0/16")
+    assert entry == {
+        "resource": "Topic:a",
+        "actions": ["Pub", "Sub"],
+        "sources": ["10.0.0.1", "10.1.0.0/16"],
+        "decision": "DENY",
+    }
+
+
+@pytest.mark.parametrize("line", ["Topic:a", "Topic:a Pub Sub", "deny Topic:a", "Topic:a Pub from"])
+def test_a_line_that_is_no_entry_is_refused_with_an_example(line: str) -> None:
+    with pytest.raises(InvalidField, match=re.escape(ENTRY_EXAMPLE)):
+        ENTRIES.value_of(line)
+
+
+def test_no_line_takes_all_entries() -> None:
+    assert values_of((ENTRIES,), {"entries": " "}) == ({}, {"entries": []})
+
+
+def test_a_runbook_is_html_without_markup_of_its_text() -> None:
+    shown = html_of(
+        "# Title\n\nA <b>word</b>, [own](DiskFull.md) and [other](../limits.md) links.\n\n"
+        "```sh\na < b\n```\n\n| a |\n| --- |\n| `<i>` |\n"
+    )
+    assert "Title" not in shown
+    assert "&lt;b&gt;word&lt;/b&gt;" in shown
+    assert '<a href="/ui/runbooks/DiskFull">own</a> and other links' in shown
+    assert '<pre tabindex="0"><code>a &lt; b\n</code></pre>' in shown
+    assert "<code>&lt;i&gt;</code></td>" in shown
+
+
+def test_each_runbook_leads_only_to_runbooks() -> None:
+    names = {path.stem for path in FOLDER.glob("*.md")}
+    assert "BrokerDown" in names
+    for path in FOLDER.glob("*.md"):
+        shown = html_of(path.read_text())
+        assert set(re.findall(r'href="/ui/runbooks/(\w+)"', shown)) <= names, path
+        assert shown.count("href=") == shown.count('href="/ui/runbooks/'), path

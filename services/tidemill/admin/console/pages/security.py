@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Final
 
 from tidemill.admin.console.actions import PageAction, Rows
-from tidemill.admin.console.forms import Field, FieldKind
+from tidemill.admin.console.forms import ENTRY_EXAMPLE, Field, FieldKind, entry_line
 from tidemill.admin.console.page import Page, PageCall, Values, url
 from tidemill.admin.console.rendering import time_text
 from tidemill.admin.http.rest_calls import CallProblem, Document
@@ -54,6 +54,7 @@ def _user_rows(found: Document) -> Rows:
         ("Enabled", "yes" if user["enabled"] else "no"),
         ("Type", user["type"]),
         ("Roles", ", ".join(user["roles"]) or "none"),
+        ("Entries", "; ".join(entry_line(each) for each in user["entries"]) or "none"),
     ]
     if "tokens" in found:
         rows.append(("Tokens that end", str(len(found["tokens"]))))
@@ -82,12 +83,23 @@ ACTIONS: Final = (
         back="/security",
         fields=(
             Field("type", "Type", FieldKind.CHOICE, choices=("", "NORMAL", "SUPER")),
-            Field("enabled", "May call", FieldKind.FLAG, default="true", sends_false=True),
+            Field("enabled", "May call", FieldKind.FLAG, default="true", sends_empty=True),
+            Field("roles", "Roles, one per line", FieldKind.LIST, sends_empty=True),
+            Field(
+                "entries",
+                "Entries, one per line",
+                FieldKind.ENTRIES,
+                f"Such as `{ENTRY_EXAMPLE}`, `deny Topic:payments Pub`, or with"
+                " `from 10.1.0.0/16` at the end.",
+                sends_empty=True,
+            ),
         ),
         current="/users/{user}",
         texts_of=lambda found: {
             "type": found["type"],
             "enabled": "true" if found["enabled"] else "",
+            "roles": "\n".join(found["roles"]),
+            "entries": "\n".join(entry_line(each) for each in found["entries"]),
         },
         rows=_user_rows,
         button=lambda _found, path: f"Save user {path['user']}",
