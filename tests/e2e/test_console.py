@@ -239,7 +239,7 @@ def test_the_page_of_the_cluster_shows_elections_of_replicas(tmp_path: Path) -> 
         page = browser.get(f"{running.admin}/ui/cluster")
         assert page.status_code == 200, page.text
         assert "Replicas of broker-0" in page.text
-        moved = browser.post(f"{running.admin}/ui/cluster/broker-0/transfer", headers=OWN)
+        moved = performed(browser, f"{running.admin}/ui/cluster/broker-0/transfer")
         assert "Move the master of broker-0: done" in moved.text, moved.text
 
         def is_shown() -> bool:

@@ -91,6 +91,11 @@ def check_unlock(running: Standalone) -> None:
     assert refused.returncode == 2
     assert "add --yes" in refused.stderr
     assert progress(running)["locks"]
+    planned = tidemill(running, *UNLOCK, "--dry-run")
+    assert planned.stdout.strip() == (
+        "would be unlocked: 1 messages from offset 0, held by tests, and 2 behind them"
+    )
+    assert progress(running)["locks"]
     done = tidemill(running, *UNLOCK, "--yes")
     assert done.stdout.strip() == (
         "queue 0 of orders is unlocked: 1 messages from offset 0, held by tests, and 2 behind them"
@@ -102,5 +107,10 @@ def test_releasing_an_impossible_lock_fails_with_the_reason(running: Standalone)
     tidemill(running, "group", "create", GROUP)
     assert "is not FIFO" in tidemill(running, *UNLOCK, "--yes").stderr
     tidemill(running, "group", "create", "fifo", "--order=fifo")
+    planned = tidemill(
+        running, "group", "unlock", "fifo", f"--topic={TOPIC}", "--queue=1", "--dry-run"
+    )
+    assert planned.returncode == 1
+    assert "queue 1 of orders is not locked at broker-0" in planned.stderr
     wrong = tidemill(running, "group", "unlock", "fifo", f"--topic={TOPIC}", "--queue=2", "--yes")
     assert "has the queues 0 to 1, not 2" in wrong.stderr

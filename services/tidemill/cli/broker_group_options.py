@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from tidemill.cli.completion_names import complete_broker_group
 
+DRY_QUERY: Final = {"dryRun": "true"}
 Name = Annotated[
     str,
     typer.Argument(

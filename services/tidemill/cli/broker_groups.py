@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli.broker_group_options import DryRun, Name, Yes
+from tidemill.cli.broker_group_options import DRY_QUERY, DryRun, Name, Yes
 from tidemill.cli.masters import set_broker_group, show_history, transfer_master
 from tidemill.cli.rest import call, check_is_sure, is_text, say, segment, show
 from tidemill.cli.watching import watch
@@ -225,9 +225,9 @@ def remove_broker_group(
 def _remove_record(context: typer.Context, name: str, *, is_dry: bool, is_sure: bool) -> None:
     path = f"/replicas/{segment(name)}"
     if is_dry:
-        group = call(context, "GET", path)
-        text = f"the record of broker group {name} with {len(group['replicas'])} replicas"
-        say(context, {"dryRun": True, "group": group}, f"{text} would be deleted")
+        planned = call(context, "DELETE", path, query=DRY_QUERY)
+        text = f"the record of broker group {name} with {len(planned['replicas'])} replicas"
+        say(context, planned, f"{text} would be deleted; their stores stay")
         return
     check_is_sure("broker-group remove --record-only", is_sure=is_sure)
     if not is_sure:

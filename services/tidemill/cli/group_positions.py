@@ -9,18 +9,8 @@ import typer
 from tidemill.cli.completion_names import complete_topic
 from tidemill.cli.group_options import DryRun, Name, TopicEnd, Yes
 from tidemill.cli.messages import printable
-from tidemill.cli.rest import (
-    call,
-    check_is_sure,
-    has_several,
-    in_namespace,
-    say,
-    segment,
-    show,
-    warn_unreachable,
-)
-from tidemill.common.exit_codes import EXIT_REFUSED
-from tidemill.common.prompts import confirm, fail
+from tidemill.cli.rest import call, check_is_sure, has_several, in_namespace, say, segment, show
+from tidemill.common.prompts import confirm
 from tidemill.common.rest_client import Json
 from tidemill.common.times import INSTANT, instant_ms
 
@@ -52,26 +42,21 @@ def unlock_queue(
     * `tidemill group unlock billing --topic orders --queue 3 --dry-run`
     * `tidemill group unlock billing --topic orders --queue 3`
     """
-    if is_dry:
-        progress = call(context, "GET", f"/groups/{segment(name)}/progress")
-        locks = [
-            lock
-            for lock in progress["locks"]
-            if (lock["topic"], lock["queue"]) == (topic, queue) and broker in {None, lock["broker"]}
-        ]
-        if not locks:
-            fail(f"queue {queue} of {topic} is not locked", EXIT_REFUSED)
-        say(context, locks, "\n".join(f"would be unlocked: {_lock_words(lock)}" for lock in locks))
-        warn_unreachable(progress)
-        return
-    check_is_sure("group unlock", is_sure=is_sure)
-    if not is_sure:
-        confirm(
-            f"Unlock queue {queue} of {topic} for another consumer of {name}? Messages that the"
-            f" consumer still works on are then processed twice."
-        )
+    path = f"/groups/{segment(name)}:releaseLock"
     body = {"topic": topic, "queue": queue} | ({"broker": broker} if broker else {})
-    done = call(context, "POST", f"/groups/{segment(name)}:releaseLock", body=body)
+    if not is_dry:
+        check_is_sure("group unlock", is_sure=is_sure)
+    if is_dry or not is_sure:
+        planned = call(context, "POST", path, body=body, query={"dryRun": "true"})
+        words = _lock_words(planned["released"])
+        if is_dry:
+            say(context, planned, f"would be unlocked: {words}")
+            return
+        confirm(
+            f"Unlock queue {queue} of {topic} for another consumer of {name}? It has {words}."
+            f" Messages that the consumer still works on are then processed twice."
+        )
+    done = call(context, "POST", path, body=body)
     say(context, done, f"queue {queue} of {topic} is unlocked: {_lock_words(done['released'])}")
 
 

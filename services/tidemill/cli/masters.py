@@ -7,7 +7,14 @@ from typing import Annotated, Final
 
 import typer
 
-from tidemill.cli.broker_group_options import AnyName, DryRun, Name, YesOnTerminal, is_asked
+from tidemill.cli.broker_group_options import (
+    DRY_QUERY,
+    AnyName,
+    DryRun,
+    Name,
+    YesOnTerminal,
+    is_asked,
+)
 from tidemill.cli.rest import call, check_is_sure, say, segment, show
 from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.prompts import confirm, fail
@@ -78,23 +85,27 @@ def transfer_master(
     if reason is not None:
         raise typer.BadParameter("--reason is for --unclean")
     if is_dry or is_asked(is_sure=is_sure):
-        group = call(context, "GET", f"/replicas/{segment(name)}")
-        to = "another replica" if target is None else f"replica {target}"
-        effect = f"broker group {name}: replica {_master(group)} would hand over to {to}"
+        planned = call(
+            context, "POST", f"{_path(name)}:transfer", body=_target(target), query=DRY_QUERY
+        )
+        if "transfer" in planned:
+            to = f"would hand over to replica {planned['transfer']}"
+        else:
+            to = "would stay master"
+        effect = f"broker group {name}: replica {_master(planned)} {to}; no message is lost"
         if is_dry:
-            say(context, {"dryRun": True, "group": group}, effect)
+            say(context, planned, effect)
             return
         confirm(f"{effect}; sends pause for a moment. Transfer the master?")
     _transfer(context, name, target, is_waiting=is_waiting)
 
 
 def _transfer(context: typer.Context, name: str, target: int | None, *, is_waiting: bool) -> None:
-    body: dict[str, Json] = {} if target is None else {"target": target}
-    done = call(context, "POST", f"/replicas/{segment(name)}:transfer", body=body)
+    done = call(context, "POST", f"{_path(name)}:transfer", body=_target(target))
     asked = done.get("transfer")
     while is_waiting and "transfer" in done:
         time.sleep(WAIT_PERIOD_S)
-        done = call(context, "GET", f"/replicas/{segment(name)}")
+        done = call(context, "GET", _path(name))
     if asked is None or done.get("master") == asked:
         say(context, done, f"broker group {name}: replica {_master(done)} is master")
     elif is_waiting:
@@ -107,16 +118,17 @@ def _transfer(context: typer.Context, name: str, target: int | None, *, is_waiti
 def _transfer_unclean(
     context: typer.Context, name: str, target: int, reason: str, *, is_dry: bool, is_sure: bool
 ) -> None:
-    if is_dry:
-        group = call(context, "GET", f"/replicas/{segment(name)}")
-        text = f"replica {target} would be master; messages that it misses would be lost"
-        say(context, {"dryRun": True, "group": group}, f"broker group {name}: {text}")
-        return
-    check_is_sure("broker-group transfer --unclean", is_sure=is_sure)
-    if not is_sure:
-        confirm(f"Make replica {target} of {name} its master? Messages that it misses are lost.")
-    body: Json = {"target": target, "reason": reason}
-    done = call(context, "POST", f"/replicas/{segment(name)}:replace", body=body)
+    path, body = f"{_path(name)}:replace", {"target": target, "reason": reason}
+    if not is_dry:
+        check_is_sure("broker-group transfer --unclean", is_sure=is_sure)
+    if is_dry or not is_sure:
+        planned = call(context, "POST", path, body=body, query=DRY_QUERY)
+        text = f"replica {target} would be master; {_loss(planned)}"
+        if is_dry:
+            say(context, planned, f"broker group {name}: {text}")
+            return
+        confirm(f"Broker group {name}: {text}. Make it master?")
+    done = call(context, "POST", path, body=body)
     say(context, done, f"broker group {name}: replica {_master(done)} is master")
 
 
@@ -142,18 +154,36 @@ def set_broker_group(
     """
     if min_in_sync is None:
         raise typer.BadParameter("give --min-in-sync")
+    path, body = f"{_path(name)}:setMinInSync", {"minInSync": min_in_sync}
     if is_dry:
-        group = call(context, "GET", f"/replicas/{segment(name)}")
-        change = f"{group['minInSync']} -> {min_in_sync} of its replicas must have a message"
-        say(context, {"dryRun": True, "group": group}, f"broker group {name} would be: {change}")
+        planned = call(context, "POST", path, body=body, query=DRY_QUERY)
+        text = f"{planned['minInSync']} of its replicas would have to have a message"
+        say(context, planned, f"broker group {name}: {text}; no message is lost")
         return
     if min_in_sync == 1 and not is_sure:
         check_is_sure("broker-group set --min-in-sync 1", is_sure=is_sure)
         confirm(f"Acknowledge messages of {name} that only one replica has?")
-    body: Json = {"minInSync": min_in_sync}
-    done = call(context, "POST", f"/replicas/{segment(name)}:setMinInSync", body=body)
+    done = call(context, "POST", path, body=body)
     text = f"{done['minInSync']} of its replicas must have a message"
     say(context, done, f"broker group {name}: {text}")
+
+
+def _path(name: str) -> str:
+    return f"/replicas/{segment(name)}"
+
+
+def _target(target: int | None) -> Json:
+    return {} if target is None else {"target": target}
+
+
+def _loss(planned: Json) -> str:
+    """Return what a dry run of an unclean transfer would lose."""
+    if "lostBytes" not in planned:
+        size = f"their size is unknown: {planned['unknown']}"
+        return f"the messages that it misses would be lost; {size}"
+    if not planned["lostBytes"]:
+        return "by the last heartbeats it misses no acknowledged message"
+    return f"{planned['lostBytes']} B of acknowledged messages would be lost"
 
 
 def _master(group: Json) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tidemill.cli.broker_group_options import DryRun, YesOnTerminal, is_asked
+from tidemill.cli.broker_group_options import DRY_QUERY, DryRun, YesOnTerminal, is_asked
 from tidemill.cli.completion_names import complete_broker_group
 from tidemill.cli.rest import call, say, segment, show
 from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_USAGE
@@ -85,7 +85,7 @@ def drain_replica(
     """
     name, number = _parts(replica)
     if is_dry or is_asked(is_sure=is_sure):
-        effect = _plan(context, name, number, "retire", is_dry=is_dry)
+        effect = _plan(context, name, number, undo=False, is_dry=is_dry)
         if is_dry:
             return
         confirm(f"{effect}. Retire it?")
@@ -107,7 +107,7 @@ def undrain_replica(context: typer.Context, replica: Replica, is_dry: DryRun = F
     """
     name, number = _parts(replica)
     if is_dry:
-        _plan(context, name, number, "become a full replica again", is_dry=True)
+        _plan(context, name, number, undo=True, is_dry=True)
         return
     done, role = _change(context, name, number, undo=True)
     if role in {"in-sync", "master"}:
@@ -117,20 +117,25 @@ def undrain_replica(context: typer.Context, replica: Replica, is_dry: DryRun = F
     say(context, done, f"replica {number} of broker group {name} {result}")
 
 
-def _plan(context: typer.Context, name: str, number: int, change: str, *, is_dry: bool) -> str:
+def _plan(context: typer.Context, name: str, number: int, *, undo: bool, is_dry: bool) -> str:
     """Return the effect of a change of a replica. In a dry run, print it."""
-    group = call(context, "GET", f"/replicas/{segment(name)}")
-    role = _find(group, name, number)["role"]
-    effect = f"replica {number} of broker group {name}, now {role}, would {change}"
+    planned, role = _change(context, name, number, undo=undo, is_dry=True)
+    is_master = role == "master" and not undo
+    first = "hand over first, and then " if is_master else ""
+    change = "become a full replica again" if undo else "retire"
+    effect = f"replica {number} of broker group {name} would {first}{change}; no message is lost"
     if is_dry:
-        say(context, {"dryRun": True, "group": group}, effect)
+        say(context, planned, effect)
     return effect
 
 
-def _change(context: typer.Context, name: str, number: int, *, undo: bool) -> tuple[Json, str]:
+def _change(
+    context: typer.Context, name: str, number: int, *, undo: bool, is_dry: bool = False
+) -> tuple[Json, str]:
     """Drain or undrain a replica. Return its broker group, and its role."""
     body: Json = {"replica": number, "undo": undo}
-    done = call(context, "POST", f"/replicas/{segment(name)}:drain", body=body)
+    path = f"/replicas/{segment(name)}:drain"
+    done = call(context, "POST", path, body=body, query=DRY_QUERY if is_dry else None)
     return done, next((one["role"] for one in done["replicas"] if one["replica"] == number), "")
 
 

@@ -28,8 +28,7 @@ from tidemill.cli.timer_changes import (
     ids_of,
 )
 from tidemill.common.clock import SystemClock
-from tidemill.common.exit_codes import EXIT_REFUSED
-from tidemill.common.prompts import confirm, fail
+from tidemill.common.prompts import confirm
 from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, INSTANT, duration_ms, from_now, instant_ms, utc
 from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC
@@ -356,7 +355,8 @@ def _reschedule_one(
     if not is_dry:
         check_is_sure("timer reschedule", is_sure=is_sure)
     if is_dry or not is_sure:
-        planned = _pending(context, timer, broker)
+        query = {"dryRun": "true", **_at(broker)}
+        planned = call(context, "POST", path, body=given, query=query)
         if is_dry:
             say(context, planned, f"timer {timer} would be due {when}: {_message_of(planned)}")
             return
@@ -397,21 +397,14 @@ def fire_timer(
     if not is_dry:
         check_is_sure("timer fire", is_sure=is_sure)
     if is_dry or not is_sure:
-        planned = _pending(context, timer, broker)
+        query = {"dryRun": "true", **_at(broker)}
+        planned = call(context, "POST", f"/timers/{timer}:fire", query=query)
         if is_dry:
             say(context, planned, f"timer {timer} would be fired: {_message_of(planned)}")
             return
         confirm(f"Deliver timer {timer} now: {_message_of(planned)}?")
     fired = call(context, "POST", f"/timers/{timer}:fire", query=_at(broker))
     say(context, fired, f"timer {timer} is fired")
-
-
-def _pending(context: typer.Context, timer: int, broker: str | None) -> Json:
-    """Return a pending timer; end the command if the timer is in another state."""
-    planned = call(context, "GET", f"/timers/{timer}", query=_at(broker))
-    if planned["state"] != "PENDING":
-        fail(f"timer {timer} is not pending: {_state(planned)}", EXIT_REFUSED)
-    return planned
 
 
 def _row(timer: Json, now_ms: int) -> tuple[object, ...]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, assert_never, final
+from typing import TYPE_CHECKING, Final, assert_never, final
 
 import structlog
 
@@ -56,7 +56,9 @@ from tidemill.controller.election.sessions import (
     ReplicaSessions,
 )
 from tidemill.controller.election.swap import StoredRecord
+from tidemill.controller.group_listener import GroupListener
 from tidemill.controller.meta_store import MetaStore, StoreUnreachable
+from tidemill.controller.operator_changes import ChangeRequest, Denial
 from tidemill.controller.outage_log import OutageLog
 from tidemill.controller.record_writer import RecordWriter
 
@@ -76,23 +78,6 @@ QUIET_MS: Final = 1_000  # time without a write before values for people are add
 GRANT_MS: Final = 1_500  # of a master's lease
 
 log = structlog.get_logger()
-
-Denial: TypeAlias = ChangeRejection | FencedRun
-# Returns the next record, the same record (nothing to do), or the reason against a change.
-ChangeRequest: TypeAlias = Callable[[GroupRecord, GroupObservation], GroupRecord | Denial]
-
-
-class GroupListener(Protocol):
-    """The session of a replica, which receives the records of its group."""
-
-    def send_view(self, view: ReplicationView) -> None:
-        """Send a new record."""
-
-    def hand_over(self, *, epoch: int, target: ReplicaId) -> None:
-        """Ask the master to hand over. The group repeats this while the transfer is wanted."""
-
-    def end_session(self) -> None:
-        """End the session: the group no longer exists."""
 
 
 @final
@@ -171,7 +156,7 @@ class BrokerGroupControl:
         if self.stored is not None and stored.record.version <= self.stored.record.version:
             return
         self.stored = stored
-        view = self._view_of(stored.record)
+        view = self.view_of(stored.record)
         for listener in list(self.listeners):
             listener.send_view(view)
         self._events.set()
@@ -191,9 +176,10 @@ class BrokerGroupControl:
 
     def view(self) -> ReplicationView | None:
         """Return the view for replicas and proxies; None: the record is not known yet."""
-        return None if self.stored is None else self._view_of(self.stored.record)
+        return None if self.stored is None else self.view_of(self.stored.record)
 
-    def _view_of(self, record: GroupRecord) -> ReplicationView:
+    def view_of(self, record: GroupRecord) -> ReplicationView:
+        """Return the view of a record of this group."""
         return view_of(record)._replace(group=self._full_name)
 
     def grant_ms(self, member: ReplicaRun) -> int:
@@ -265,10 +251,7 @@ class BrokerGroupControl:
                 stored = await self._read()
                 if stored is None:
                     continue
-                live = self._live_in(stored.record)
-                if is_outdated_in_epoch(stored.record, live) and not corrects_record:
-                    return ChangeRejection(of_rollback(stored.record, newest_seen(live)))
-                changed = request(stored.record, self._observe())
+                changed = self._judge(stored.record, request, corrects_record=corrects_record)
                 if isinstance(changed, ChangeRejection | FencedRun):
                     return changed
                 is_election = changed.epoch != stored.record.epoch
@@ -285,6 +268,28 @@ class BrokerGroupControl:
             " retry later"
         )
 
+    async def plan(
+        self, request: ChangeRequest, *, corrects_record: bool = False
+    ) -> GroupRecord | Denial:
+        """Return the record of a change, or the reason against it. Raises StoreUnreachable."""
+        stored = await self._read()
+        if stored is None:
+            raise StoreUnreachable(f"another controller changed broker group {self.name}; retry")
+        return self._judge(stored.record, request, corrects_record=corrects_record)
+
+    def _judge(
+        self, record: GroupRecord, request: ChangeRequest, *, corrects_record: bool
+    ) -> GroupRecord | Denial:
+        live = self._live_in(record)
+        if is_outdated_in_epoch(record, live) and not corrects_record:
+            return ChangeRejection(of_rollback(record, newest_seen(live)))
+        return request(record, self._observe())
+
+    def judge_removal(self) -> ChangeRejection | None:
+        """Return the reason against the removal of the record."""
+        sessions, now_ms = self._observe().sessions, self._clock.monotonic_ms()
+        return may_forget(sessions, self._timing, now_ms=now_ms)
+
     async def remove(self) -> ChangeRejection | None:
         """Remove the record of a group without live replicas; return the reason against it.
 
@@ -292,9 +297,8 @@ class BrokerGroupControl:
         which an operator must set that record. Raises StoreUnreachable.
         """
         async with self._writer.lock:
-            stored, sessions = await self._writer.read(), self._observe().sessions
-            now_ms = self._clock.monotonic_ms()
-            refusal = may_forget(sessions, self._timing, now_ms=now_ms)
+            stored = await self._writer.read()
+            refusal = self.judge_removal()
             if refusal is not None:
                 return refusal
             if not await self._writer.remove(stored):

@@ -34,8 +34,9 @@ from tidemill.controller.pods import (
 if TYPE_CHECKING:
     from tidemill.controller.election.record import GroupRecord
     from tidemill.controller.election.sessions import GroupObservation
-    from tidemill.controller.group import BrokerGroupControl, Denial
+    from tidemill.controller.group import BrokerGroupControl
     from tidemill.controller.groups import BrokerGroupControls
+    from tidemill.controller.operator_changes import Denial
 
 PERIOD_S: Final = 2.0  # between two steps; a new pod takes longer to start
 # Before the pod of the only replica is replaced. The upgrade also replaces proxies and admin, and

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import NamedTuple, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
 
+import httpx
 import pytest
 from google.protobuf.message import Message
 
 from tests.support.clocks import ManualClock
 from tests.support.worlds.memory_meta_store import Contents, MemoryStore
 from tests.support.worlds.proxy_world import eventually
+from tidemill.admin.app import create_app
+from tidemill.admin.cluster.broker_client import BrokerClient
+from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.common.errors import BrokerGroupNotFound, BrokerGroupUnreachable, Conflict
 from tidemill.common.replica_group import ReplicaId
@@ -27,6 +31,7 @@ from tidemill.controller.server.service import SERVICE, ControllerService
 from tidemill.controller.settings import ControllerSettings
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as replication
+from tidemill.transport.aio.call import RpcMethod
 from tidemill.transport.aio.channel import Channel, connected
 from tidemill.transport.aio.process_service import ProcessService
 from tidemill.transport.grpc.status import RpcCode, RpcError
@@ -38,6 +43,10 @@ NAME = "broker-0"
 WAIT_S = 20.0
 CALL_S = 10.0
 M = TypeVar("M", bound=Message)
+
+
+def no_client(_address: str) -> contextlib.AbstractAsyncContextManager[BrokerClient]:
+    raise AssertionError("a dry run needs no broker")
 
 
 class Stream:
@@ -275,6 +284,94 @@ def test_an_incomplete_replica_becomes_master_only_by_force() -> None:
             assert forced.view.unclean_since == forced.view.epoch == 2
 
     play(scenario)
+
+
+# One application for all calls, because creating it takes longer than the calls.
+APP = create_app(
+    Brokers([], no_client, timeout_ms=1),
+    None,  # type: ignore[arg-type]  # Another resource.
+)
+
+
+async def planned(world: World, method: str, path: str, body: Any = None) -> httpx.Response:
+    """Make a dry run by the REST API."""
+    APP.state.controllers = ControllerClients([world.address])
+    transport = httpx.ASGITransport(APP)
+    async with httpx.AsyncClient(transport=transport, base_url="http://admin/api/v1") as http:
+        return await http.request(
+            method, f"/replicas/{NAME}{path}", params={"dryRun": "true"}, json=body
+        )
+
+
+def test_a_dry_run_shows_the_change_of_replicas_and_makes_none() -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as one, world.connect() as other:
+            first = await join(one, 0)
+            await view_of_epoch(first, 1)
+            second = await join(other, 1)
+            group = await world.groups.get(NAME)
+            before = group.stored
+            for path, body, reason in (
+                (":transfer", {"target": 1}, "only a live member of the sync state set"),
+                (":drain", {"replica": 1}, "without replica 1 the group has 1 of the 2 replicas"),
+                (":setMinInSync", {"minInSync": 3}, "is outside 1 to 2"),
+                (":replace", {"target": 1, "reason": "a slip"}, "stop them first"),
+            ):
+                refused = await planned(world, "POST", path, body)
+                assert refused.status_code == 409, refused.text
+                assert reason in refused.json()["detail"]
+            refused = await planned(world, "DELETE", "")
+            assert "is live; stop it first" in refused.json()["detail"]
+            shown = (await planned(world, "POST", ":setMinInSync", {"minInSync": 1})).json()
+            assert (shown["dryRun"], shown["minInSync"], shown["lostBytes"]) == (True, 1, 0)
+            assert group.stored == before
+            # The last master has confirmed 100 bytes, and replica 1 has 60 of them.
+            said = beat(member(0))
+            said.confirm = 100
+            first.send(heartbeat=said)
+            await first.next("beat")
+            late = beat(member(1))
+            late.log_end = 60
+            world.clock.advance(60_000)
+            second.send(heartbeat=late)
+            await second.next("beat")
+            wish = {"target": 1, "reason": "the other disk is gone"}
+            before = group.stored
+            shown = (await planned(world, "POST", ":replace", wish)).json()
+            assert (shown["master"], shown["epoch"], shown["lostBytes"]) == (1, 2, 40)
+            assert [one["epoch"] for one in shown["history"]] == [1]
+            first.send(death=wire.DeathCertificate(member=member(0), how="killed"))
+            await dead(world, 0)
+            shown = (await planned(world, "POST", ":replace", wish)).json()
+            assert "lostBytes" not in shown
+            assert "have no heartbeat of a replica in sync" in shown["unknown"]
+            assert group.stored == before
+
+    play(scenario)
+
+
+def test_an_older_controller_refuses_a_dry_run_and_changes_nothing() -> None:
+    class OlderController:
+        """A controller without the call `PlanChange`."""
+
+        def methods(self) -> Mapping[str, RpcMethod]:
+            return {}
+
+        async def drain(self) -> None:
+            """Nothing is in progress."""
+
+    async def scenario() -> None:
+        settings = ControllerSettings(grpc_port=0, drain_timeout_ms=100)
+        process = ProcessService(
+            "controller", "controller-7", settings, lambda: 1, is_ready=lambda: True
+        )
+        service = cast("ControllerService", OlderController())
+        async with controller_server(service, process, settings, None) as server:
+            controllers = ControllerClients([server.address])
+            with pytest.raises(Conflict, match="older version without this call; nothing was"):
+                await controllers.force(NAME, 1, "a reason", is_dry=True)
+
+    asyncio.run(scenario())
 
 
 def test_a_second_process_with_another_store_is_fenced() -> None:

@@ -6,6 +6,18 @@ from typing import Any
 
 from tidemill.admin.app import create_app
 
+# Operations other than reads without a dry run, and the reason.
+WITHOUT_DRY_RUN = {
+    "beginSession": "it is a login, and changes nothing of the cluster",
+    "endSession": "it is a logout, and changes nothing of the cluster",
+    "sendMessage": "it is a send",
+    "checkAccess": "it is a question",
+    "convertDefinitions": "it returns a file, and changes nothing",
+    "printStack": "it asks a client, and changes nothing",
+    "verifyMessage": "it asks a client to handle a message, which it does not deliver",
+    "makeSupportBundle": "it collects what its caller may read, and changes nothing",
+}
+
 
 def document() -> dict[str, Any]:
     return create_app(None, None).openapi()  # type: ignore[arg-type]  # No request is served.
@@ -52,3 +64,14 @@ def test_errors_are_documented_as_problems() -> None:
         for method, operation in operations.items():
             content = operation["responses"]["default"]["content"]
             assert list(content) == ["application/problem+json"], f"{method} {path}"
+
+
+def test_every_changing_operation_has_a_dry_run() -> None:
+    lacking = {
+        operation["operationId"]
+        for operations in document()["paths"].values()
+        for method, operation in operations.items()
+        if method != "get"
+        and "dryRun" not in {each["name"] for each in operation.get("parameters", [])}
+    }
+    assert lacking == WITHOUT_DRY_RUN.keys()

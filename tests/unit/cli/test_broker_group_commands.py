@@ -104,12 +104,27 @@ def test_a_command_changes_the_replicas_of_a_broker_group(
         ("replica", "undrain", "b-1"),
     ],
 )
-def test_a_dry_run_only_reads(arguments: tuple[str, ...]) -> None:
-    api = RecordingApi(REPLICAS)
+def test_a_dry_run_asks_the_api_for_the_effect(arguments: tuple[str, ...]) -> None:
+    api = RecordingApi(REPLICAS | {"lostBytes": 0})
     ended = api.run(*arguments, "--dry-run")
     assert ended.exit_code == 0, ended.output
-    assert {method for method, _, _ in api.calls} == {"GET"}
+    [(_, path, _)] = api.calls
+    assert path.endswith("?dryRun=true")
     assert "would" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        ({"lostBytes": 0}, "misses no acknowledged message"),
+        ({"lostBytes": 512}, "512 B of acknowledged messages would be lost"),
+        ({"unknown": "no heartbeat"}, "their size is unknown: no heartbeat"),
+    ],
+)
+def test_the_dry_run_of_an_unclean_transfer_names_the_loss(loss: Any, words: str) -> None:
+    api = RecordingApi(REPLICAS | {"master": 1} | loss)
+    unclean = ("broker-group", "transfer", "b", "--unclean", "--to=1", "--reason=r")
+    assert words in api.run(*unclean, "--dry-run").output
 
 
 @pytest.mark.parametrize(

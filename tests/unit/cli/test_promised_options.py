@@ -34,12 +34,24 @@ LOCK = {
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Let the REST API answer these, by the end of a path, to GET; all else fails the test."""
+    """Let the REST API answer these, by the end of a path, to reads and dry runs.
+
+    All else fails the test. An answer of None is a conflict.
+    """
     given: dict[str, Any] = {}
 
-    def request(_: httpx.Client, method: str, url: str, **__: Any) -> httpx.Response:
-        assert method == "GET", f"{method} {url} changes something"
+    def request(_: httpx.Client, method: str, url: str, **more: Any) -> httpx.Response:
+        is_dry = (more.get("params") or {}).get("dryRun") == "true"
+        assert method == "GET" or is_dry, f"{method} {url} changes something"
         answer = next(value for path, value in given.items() if url.endswith(path))
+        if answer is None:
+            problem = {"title": "Conflict", "detail": "it is not possible"}
+            return httpx.Response(
+                409,
+                json=problem,
+                headers={"content-type": "application/problem+json"},
+                request=httpx.Request(method, url),
+            )
         return httpx.Response(200, json=answer, request=httpx.Request(method, url))
 
     monkeypatch.setattr(httpx.Client, "request", request)
@@ -51,20 +63,21 @@ def run(*arguments: str) -> Result:
 
 
 def test_a_timer_is_looked_at_before_it_is_fired_or_moved(answers: dict[str, Any]) -> None:
-    answers["/timers/17"] = TIMER
+    answers["/timers/17:fire"] = answers["/timers/17:reschedule"] = TIMER
     assert "would be fired: message 01AC" in run("timer", "fire", "17", "--dry-run").output
     dry = run("timer", "reschedule", "17", "--delay", "10m", "--dry-run")
     assert "would be due 10m from now: message 01AC" in dry.output
     assert "--yes" in run("timer", "reschedule", "17", "--delay", "10m").output
-    answers["/timers/17"] = TIMER | {"state": "CANCELLED"}
+    answers["/timers/17:fire"] = None
     gone = run("timer", "fire", "17", "--dry-run")
-    assert (gone.exit_code, "is not pending" in gone.output) == (1, True)
+    assert (gone.exit_code, "it is not possible" in gone.output) == (1, True)
 
 
 def test_a_lock_is_looked_at_before_it_is_released(answers: dict[str, Any]) -> None:
-    answers["/groups/g/progress"] = {"locks": [LOCK]}
+    answers["/groups/g:releaseLock"] = {"released": LOCK}
     release = "group", "unlock", "g", "--topic", "orders", "--dry-run", "--queue"
     assert "would be unlocked: 2 messages from offset 5, held by c" in run(*release, "3").output
+    answers["/groups/g:releaseLock"] = None
     assert run(*release, "4").exit_code == 1
 
 

@@ -65,19 +65,35 @@ class ControllerClients:
         reply = await self._call(lambda stub: stub.GetGroups(request, timeout=CALL_TIMEOUT_S))
         return list(reply.groups)
 
-    async def transfer(self, name: str, target: int | None) -> wire.BrokerGroupStatus:
+    async def plan(self, change: wire.PlanChangeRequest) -> wire.BrokerGroupStatus:
+        """Return the broker group as a change would leave it, without the change."""
+        return await self._call(lambda stub: stub.PlanChange(change, timeout=CALL_TIMEOUT_S))
+
+    async def transfer(
+        self, name: str, target: int | None, *, is_dry: bool = False
+    ) -> wire.BrokerGroupStatus:
         """Request a planned transfer to another replica."""
         request = wire.TransferMasterRequest(group=name, target=target)
+        if is_dry:
+            return await self.plan(wire.PlanChangeRequest(transfer=request))
         return await self._call(lambda stub: stub.TransferMaster(request, timeout=CALL_TIMEOUT_S))
 
-    async def drain(self, name: str, target: int, *, undo: bool) -> wire.BrokerGroupStatus:
+    async def drain(
+        self, name: str, target: int, *, undo: bool, is_dry: bool = False
+    ) -> wire.BrokerGroupStatus:
         """Drain a replica, or undo the drain."""
         request = wire.DrainReplicaRequest(group=name, target=target, undo=undo)
+        if is_dry:
+            return await self.plan(wire.PlanChangeRequest(drain=request))
         return await self._call(lambda stub: stub.DrainReplica(request, timeout=CALL_TIMEOUT_S))
 
-    async def set_min_in_sync(self, name: str, min_in_sync: int) -> wire.BrokerGroupStatus:
+    async def set_min_in_sync(
+        self, name: str, min_in_sync: int, *, is_dry: bool = False
+    ) -> wire.BrokerGroupStatus:
         """Set the number of replicas that must store a message before its acknowledgement."""
         request = wire.SetMinInSyncRequest(group=name, min_in_sync=min_in_sync)
+        if is_dry:
+            return await self.plan(wire.PlanChangeRequest(set_min_in_sync=request))
         return await self._call(lambda stub: stub.SetMinInSync(request, timeout=CALL_TIMEOUT_S))
 
     async def forget(self, name: str) -> None:
@@ -85,9 +101,18 @@ class ControllerClients:
         request = wire.ForgetGroupRequest(group=name)
         await self._call(lambda stub: stub.ForgetGroup(request, timeout=CALL_TIMEOUT_S))
 
-    async def force(self, name: str, target: int, reason: str) -> wire.BrokerGroupStatus:
+    async def plan_forget(self, name: str) -> wire.BrokerGroupStatus:
+        """Return the broker group whose record may be deleted. Raises Conflict if it may not."""
+        request = wire.ForgetGroupRequest(group=name)
+        return await self.plan(wire.PlanChangeRequest(forget=request))
+
+    async def force(
+        self, name: str, target: int, reason: str, *, is_dry: bool = False
+    ) -> wire.BrokerGroupStatus:
         """Make a replica master even if it lacks acknowledged messages."""
         request = wire.ForceMasterRequest(group=name, target=target, reason=reason)
+        if is_dry:
+            return await self.plan(wire.PlanChangeRequest(force=request))
         return await self._call(lambda stub: stub.ForceMaster(request, timeout=CALL_TIMEOUT_S))
 
     async def _call(
@@ -110,6 +135,11 @@ class ControllerClients:
                     raise BrokerGroupNotFound(details) from None
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                     raise Conflict(details) from None
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    raise Conflict(
+                        f"the controller at {address} has an older version without this call;"
+                        " nothing was changed. Upgrade the controllers first"
+                    ) from None
                 reasons.append(f"{address}: {details}")
             else:
                 # Otherwise each call waits for a controller that hangs, for the whole time-out.

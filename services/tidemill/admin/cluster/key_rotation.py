@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from tidemill.admin.cluster.security_client import ATTEMPTS_MAX, SecurityClient
+from tidemill.admin.cluster.security_client import ATTEMPTS_MAX, Item, SecurityClient
 from tidemill.common.errors import Conflict
 from tidemill.security.identities import SealedSecret, User, user_of
 from tidemill.security.secret_keys import SecretKeys, UnknownKey
@@ -43,25 +43,43 @@ async def encrypt_page(
     """
     attempt = 0
     while True:
-        page = await items.page(USER, after_name, PAGE_USERS)
-        users = [user_of(encoded) for encoded in page.encoded]
-        results = [_encrypted(user, keys) for user in users]
-        result = EncryptedPage(
-            encrypted=sum(one.encrypted for one in results),
-            undecryptable=[one.user.name for one in results if one.is_lost],
-            last_name=users[-1].name if page.has_more else None,
-        )
-        changed = [one.user.to_item() for one in results if one.encrypted]
-        if not changed:
-            return result
+        planned = await _plan_page(items, keys, after_name)
+        if not planned.changed:
+            return planned.result
         attempt += 1
         try:
-            await items.put(changed, page.version, caller=caller, audit=audit)
+            await items.put(planned.changed, planned.version, caller=caller, audit=audit)
         except Conflict:
             if attempt == ATTEMPTS_MAX:
                 raise
         else:
-            return result
+            return planned.result
+
+
+async def plan_page(items: SecurityClient, keys: SecretKeys, after_name: str) -> EncryptedPage:
+    """Return the result of `encrypt_page` without the change."""
+    return (await _plan_page(items, keys, after_name)).result
+
+
+class _PlannedPage(NamedTuple):
+    """The next users, with their secrets under the first key."""
+
+    result: EncryptedPage
+    changed: list[Item]
+    version: int  # of the security items that were read
+
+
+async def _plan_page(items: SecurityClient, keys: SecretKeys, after_name: str) -> _PlannedPage:
+    page = await items.page(USER, after_name, PAGE_USERS)
+    users = [user_of(encoded) for encoded in page.encoded]
+    results = [_encrypted(user, keys) for user in users]
+    result = EncryptedPage(
+        encrypted=sum(one.encrypted for one in results),
+        undecryptable=[one.user.name for one in results if one.is_lost],
+        last_name=users[-1].name if page.has_more else None,
+    )
+    changed: list[Item] = [one.user.to_item() for one in results if one.encrypted]
+    return _PlannedPage(result, changed, page.version)
 
 
 class _EncryptedUser(NamedTuple):

@@ -55,9 +55,12 @@ class LockReleaseRequest(Schema):
 class LockReleaseView(Schema):
     """The released lock. Its messages are visible again."""
 
+    dry_run: bool = DRY_RUN
     by: str = BY
     group: str = Field(description="Name of the group.")
-    released: QueueLockView = Field(description="The released lock.")
+    released: QueueLockView = Field(
+        description="The released lock. In a dry run: the lock, with its client and messages."
+    )
 
 
 class DeliveryView(Schema):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, StrictBool, StrictInt
 
-from tidemill.admin.json.schema import Schema
+from tidemill.admin.json.schema import BY, DRY_RUN, Schema
 
 MIN_IN_SYNC_TEXT = "Number of replicas that must store a message before it is acknowledged."
 MIN_IN_SYNC = Field(description=MIN_IN_SYNC_TEXT)
@@ -99,6 +99,21 @@ class ReplicatedBrokerGroupView(Schema):
     transfer: int | None = Field(None, description="Target of a planned transfer in progress.")
     replicas: list[ReplicaStateView] = Field(description="All registered replicas.")
     history: list[ElectionView] = Field(description="The last elections, the latest first.")
+
+
+class ReplicaChangeView(ReplicatedBrokerGroupView):
+    """A broker group after a change of its replicas, or as a dry run plans it."""
+
+    dry_run: bool = DRY_RUN
+    by: str = BY
+    lost_bytes: int | None = Field(
+        None,
+        description="Of a dry run: bytes of confirmed log that the new master does not have, at the"
+        " last heartbeats: messages, acks and others. Missing if unknown.",
+    )
+    unknown: str | None = Field(
+        None, description="Why `lostBytes` is unknown. Missing if it is known."
+    )
 
 
 class ReplicatedBrokerGroupListView(Schema):

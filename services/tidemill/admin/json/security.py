@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, StrictBool, StrictInt
 
-from tidemill.admin.json.schema import NEXT_PAGE, AnyCaseEnum, Schema, Text
+from tidemill.admin.json.schema import DRY_RUN, NEXT_PAGE, AnyCaseEnum, Schema, Text
 from tidemill.security.acl import ALL_ACTIONS, AREAS, ENTRIES_MAX, SOURCES_MAX, Action
 from tidemill.security.identities import ACCOUNTS_MAX, CERTIFICATES_MAX, ROLES_MAX, UserType
 
@@ -321,6 +321,7 @@ class EncryptionSettings(Schema):
 class EncryptedSecretsView(Schema):
     """A part of the encryption."""
 
+    dry_run: bool = DRY_RUN
     encrypted: int = Field(description="Number of secrets that had another key.")
     undecryptable: list[str] = Field(
         description="Users with a secret that no key decrypts. It is unchanged."

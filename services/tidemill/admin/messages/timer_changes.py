@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import UNREACHABLE_ERRORS, Brokers
+from tidemill.admin.cluster.brokers import UNREACHABLE_ERRORS, BrokerGroupClient, Brokers
 from tidemill.admin.http.request_access import READS, RequestAccess
 from tidemill.admin.json.bulk_changes import IDS_MAX
 from tidemill.admin.json.timer_changes import (
@@ -28,7 +28,7 @@ from tidemill.admin.messages.operation_starts import (
     hash_of,
 )
 from tidemill.admin.messages.views import timer_of
-from tidemill.common.errors import BadRequest, BrokerGroupNotFound
+from tidemill.common.errors import BadRequest, BrokerGroupNotFound, MessageNotFound
 from tidemill.security.acl import Action, topic_resource
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -49,6 +49,19 @@ class TimerAction(NamedTuple):
 CANCEL: Final = TimerAction(pb.OPERATION_KIND_CANCEL_TIMERS, (Action.PUB, Action.UPDATE))
 RESCHEDULE: Final = TimerAction(pb.OPERATION_KIND_RESCHEDULE_TIMERS, (Action.UPDATE,))
 FIRE: Final = TimerAction(pb.OPERATION_KIND_FIRE_TIMERS, (Action.UPDATE,))
+
+
+async def check_change(
+    member: BrokerGroupClient, timer_id: int, action: TimerAction, move: pb.TimerMove | None = None
+) -> None:
+    """Check that a change of one timer is possible. Raises MessageNotFound, IllegalDeliveryTime."""
+    request = pb.ChangeTimersRequest(
+        kind=action.kind, timer_ids=[timer_id], move=move, dry_run=True
+    )
+    [outcome] = (await member.client.call(calls.CHANGE_TIMERS, request)).outcomes
+    if outcome != TimerOutcomeView.DONE:
+        words = outcome.lower().replace("_", " ")
+        raise MessageNotFound(f"timer {timer_id} cannot be changed: {words}")
 
 
 def _move_of(wanted: TimersRequest) -> pb.TimerMove | None:

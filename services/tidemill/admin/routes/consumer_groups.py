@@ -343,6 +343,7 @@ async def release_lock(
     cluster: Cluster,
     caller: Caller,
     author: ChangeAuthor,
+    dry_run: DryRun = False,
 ) -> LockReleaseView:
     """Unlock a queue of a FIFO group before the invisible duration of its batch ends.
 
@@ -350,18 +351,39 @@ async def release_lock(
     broker rejects its receipt handles.
     """
     member = await _holder_of(cluster, group, release)
-    lock = await member.client.call(
-        calls.RELEASE_LOCK,
-        pb.ReleaseLockRequest(
+    if dry_run:
+        lock = await _find_lock(member, group, release)
+    else:
+        request = pb.ReleaseLockRequest(
             group=group,
             topic=release.topic,
             queue_id=release.queue,
             asked_by=caller,
             audit=author.of(f"Group:{group}"),
-        ),
-    )
+        )
+        lock = await member.client.call(calls.RELEASE_LOCK, request)
     released = render.lock_of(release.topic, release.queue, lock, member.name)
-    return LockReleaseView(by=caller, group=group, released=released)
+    return LockReleaseView(dry_run=dry_run, by=caller, group=group, released=released)
+
+
+async def _find_lock(
+    member: BrokerGroupClient, group: str, release: LockReleaseRequest
+) -> pb.QueueLock:
+    """Return the lock that a release would end. Raises Conflict if the queue is not locked.
+
+    It is a read, so that a broker of an older version does not take the dry run for a release.
+    """
+    progress = await member.client.call(
+        calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=group)
+    )
+    for queue in progress.queues:
+        is_wanted = (queue.topic, queue.queue_id) == (release.topic, release.queue)
+        if is_wanted and queue.HasField("lock"):
+            return queue.lock
+    raise Conflict(
+        f"queue {release.queue} of {release.topic} is not locked at {member.name}: the next"
+        " consumer that polls gets its messages"
+    )
 
 
 @router.delete("/groups/{group}", response_model_exclude_none=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Request, Response
 
 from tidemill.admin.audit.author import DELETE
 from tidemill.admin.audit.controller_actions import recorded
@@ -16,12 +16,13 @@ from tidemill.admin.json.replicas import (
     MasterReplacementRequest,
     MasterTransferRequest,
     MinInSyncRequest,
+    ReplicaChangeView,
     ReplicaDrainRequest,
     ReplicaStateView,
     ReplicatedBrokerGroupListView,
     ReplicatedBrokerGroupView,
 )
-from tidemill.admin.routes import BrokerGroupName, ChangeAuthor, Cluster
+from tidemill.admin.routes import BrokerGroupName, Caller, ChangeAuthor, Cluster, DryRun, json_of
 from tidemill.common.errors import ServiceError
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 
@@ -62,20 +63,24 @@ async def transfer_master(
     wish: MasterTransferRequest,
     controllers: All,
     cluster: Cluster,
+    caller: Caller,
     author: ChangeAuthor,
-) -> ReplicatedBrokerGroupView:
+    dry_run: DryRun = False,
+) -> ReplicaChangeView:
     """Start a planned transfer of the master role to another replica. Sends pause for a moment.
 
     The answer does not wait for the transfer. The controller rejects a replica that is not in sync.
     """
-    return _of(
-        await recorded(
-            cluster,
-            author.of(f"BrokerGroup:{name}"),
-            lambda: controllers.transfer(name, wish.target),
-            after={"transfer": wish.target},
-        )
+    if dry_run:
+        planned = await controllers.transfer(name, wish.target, is_dry=True)
+        return _changed(planned, caller, dry_run=True)
+    done = await recorded(
+        cluster,
+        author.of(f"BrokerGroup:{name}"),
+        lambda: controllers.transfer(name, wish.target),
+        after={"transfer": wish.target},
     )
+    return _changed(done, caller, dry_run=False)
 
 
 @router.post("/replicas/{name}:drain", response_model_exclude_none=True)
@@ -84,22 +89,26 @@ async def drain_replica(
     wish: ReplicaDrainRequest,
     controllers: All,
     cluster: Cluster,
+    caller: Caller,
     author: ChangeAuthor,
-) -> ReplicatedBrokerGroupView:
+    dry_run: DryRun = False,
+) -> ReplicaChangeView:
     """Drain a replica before its pod or machine is removed, or undo the drain.
 
     A master hands over, and the replica leaves the sync state set. The answer does not wait for
     this: `role` is `retired` when the drain is complete. The controller rejects a drain that leaves
     fewer than `minInSync` replicas in sync.
     """
-    return _of(
-        await recorded(
-            cluster,
-            author.of(f"Replica:{name}-{wish.replica}"),
-            lambda: controllers.drain(name, wish.replica, undo=wish.undo),
-            after={"drained": not wish.undo},
-        )
+    if dry_run:
+        planned = await controllers.drain(name, wish.replica, undo=wish.undo, is_dry=True)
+        return _changed(planned, caller, dry_run=True)
+    done = await recorded(
+        cluster,
+        author.of(f"Replica:{name}-{wish.replica}"),
+        lambda: controllers.drain(name, wish.replica, undo=wish.undo),
+        after={"drained": not wish.undo},
     )
+    return _changed(done, caller, dry_run=False)
 
 
 @router.post("/replicas/{name}:setMinInSync", response_model_exclude_none=True)
@@ -108,39 +117,57 @@ async def set_min_in_sync(
     wish: MinInSyncRequest,
     controllers: All,
     cluster: Cluster,
+    caller: Caller,
     author: ChangeAuthor,
-) -> ReplicatedBrokerGroupView:
+    dry_run: DryRun = False,
+) -> ReplicaChangeView:
     """Set the number of replicas that must store a message before it is acknowledged.
 
     With 1, an acknowledged message may be stored at the master alone. The controller rejects the
     change if a `BrokerGroup` resource sets this number, and while there is no master.
     """
-    return _of(
-        await recorded(
-            cluster,
-            author.of(f"BrokerGroup:{name}"),
-            lambda: controllers.set_min_in_sync(name, wish.min_in_sync),
-            after={"minInSync": wish.min_in_sync},
-        )
+    if dry_run:
+        planned = await controllers.set_min_in_sync(name, wish.min_in_sync, is_dry=True)
+        return _changed(planned, caller, dry_run=True)
+    done = await recorded(
+        cluster,
+        author.of(f"BrokerGroup:{name}"),
+        lambda: controllers.set_min_in_sync(name, wish.min_in_sync),
+        after={"minInSync": wish.min_in_sync},
     )
+    return _changed(done, caller, dry_run=False)
 
 
-@router.delete("/replicas/{name}", status_code=204)
+@router.delete(
+    "/replicas/{name}",
+    status_code=204,
+    response_model=None,
+    responses={200: {"description": "Result of a dry run.", "model": ReplicaChangeView}},
+)
 async def forget_replicas(
-    name: BrokerGroupName, controllers: All, cluster: Cluster, author: ChangeAuthor
-) -> None:
+    name: BrokerGroupName,
+    controllers: All,
+    cluster: Cluster,
+    caller: Caller,
+    author: ChangeAuthor,
+    dry_run: DryRun = False,
+) -> Response | None:
     """Delete the record of a broker group whose replicas no longer exist.
 
     The controller rejects this while a replica sent a heartbeat within the last half minute and did
     not stop cleanly. Afterwards it is unknown which replica has all messages, so replicas that come
     back need `:replace`.
     """
+    if dry_run:
+        planned = await controllers.plan_forget(name)
+        return json_of(_changed(planned, caller, dry_run=True))
     await recorded(
         cluster,
         author.of(f"BrokerGroup:{name}", DELETE),
         lambda: controllers.forget(name),
         after={"record": "deleted"},
     )
+    return None
 
 
 @router.post("/replicas/{name}:replace", response_model_exclude_none=True)
@@ -149,20 +176,52 @@ async def replace_master(
     wish: MasterReplacementRequest,
     controllers: All,
     cluster: Cluster,
+    caller: Caller,
     author: ChangeAuthor,
-) -> ReplicatedBrokerGroupView:
+    dry_run: DryRun = False,
+) -> ReplicaChangeView:
     """Make a replica master at once, even if it may lack acknowledged messages.
 
     Use it only if the complete replicas do not come back: the missing messages are lost.
     """
-    return _of(
-        await recorded(
-            cluster,
-            author.of(f"BrokerGroup:{name}"),
-            lambda: controllers.force(name, wish.target, wish.reason),
-            after={"master": wish.target, "reason": wish.reason},
-        )
+    if dry_run:
+        [before] = await controllers.groups(name)
+        planned = await controllers.force(name, wish.target, wish.reason, is_dry=True)
+        shown = _changed(planned, caller, dry_run=True)
+        _show_loss(shown, before, planned)
+        return shown
+    done = await recorded(
+        cluster,
+        author.of(f"BrokerGroup:{name}"),
+        lambda: controllers.force(name, wish.target, wish.reason),
+        after={"master": wish.target, "reason": wish.reason},
     )
+    return _changed(done, caller, dry_run=False)
+
+
+def _changed(group: wire.BrokerGroupStatus, caller: str, *, dry_run: bool) -> ReplicaChangeView:
+    lost_bytes = 0 if dry_run else None
+    return ReplicaChangeView(**dict(_of(group)), dry_run=dry_run, by=caller, lost_bytes=lost_bytes)
+
+
+def _show_loss(
+    shown: ReplicaChangeView, before: wire.BrokerGroupStatus, planned: wire.BrokerGroupStatus
+) -> None:
+    """Show the confirmed log that the master of an unclean election does not have."""
+    if planned.view.unclean_since != planned.view.epoch or planned.view.epoch == before.view.epoch:
+        return
+    beats = {one.replica_id: one.heartbeat for one in before.replicas if one.HasField("heartbeat")}
+    complete = [one.replica_id for one in before.view.sss if one.replica_id in beats]
+    target = next(one for one in planned.replicas if one.replica_id == shown.master)
+    if not complete:
+        shown.unknown = "the controllers have no heartbeat of a replica in sync"
+    elif target.is_diverged:
+        shown.unknown = f"the log of replica {shown.master} differs from that of the last master"
+    if shown.unknown is not None:
+        shown.lost_bytes = None
+        return
+    confirm = max(one.confirm for one in beats.values())
+    shown.lost_bytes = max(confirm - target.heartbeat.log_end, 0)
 
 
 async def _add_problems(shown: list[ReplicatedBrokerGroupView], cluster: Brokers) -> None:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 
 from tidemill.admin.audit.author import CREATE
 from tidemill.admin.audit.controller_actions import recorded
-from tidemill.admin.cluster.key_rotation import count_secrets, encrypt_page
+from tidemill.admin.cluster.key_rotation import count_secrets, encrypt_page, plan_page
 from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
 from tidemill.admin.cluster.security_states import SecurityStates, find_states
 from tidemill.admin.json.security import (
@@ -114,10 +114,12 @@ async def encrypt_secrets(
     caller: Caller,
     author: ChangeAuthor,
     keys: Keys,
+    dry_run: DryRun = False,
 ) -> EncryptedSecretsView:
     """Encrypt the secrets of the next 100 users under the first key. Clients do not notice it.
 
-    A proxy without the key could not verify them, so all proxies must have reported it.
+    A dry run counts these secrets. A proxy without the key could not verify them, so all proxies
+    must have reported it.
     """
     held = _held(keys)
     if held.first != settings.key_id:
@@ -131,11 +133,22 @@ async def encrypt_secrets(
             f"{', '.join(lacking)}: the key {held.first} is not reported; wait until their key"
             " files have it, or use force if these processes are gone"
         )
+    if dry_run:
+        page = await plan_page(items, held, settings.page_token or "")
+        return EncryptedSecretsView(
+            dry_run=True,
+            encrypted=page.encrypted,
+            undecryptable=page.undecryptable,
+            next_page_token=page.last_name,
+        )
     audit = author.of("Cluster:security")
     await _name_sealing_key(items, held, caller=caller, audit=audit)
     page = await encrypt_page(items, held, settings.page_token or "", caller=caller, audit=audit)
     return EncryptedSecretsView(
-        encrypted=page.encrypted, undecryptable=page.undecryptable, next_page_token=page.last_name
+        dry_run=False,
+        encrypted=page.encrypted,
+        undecryptable=page.undecryptable,
+        next_page_token=page.last_name,
     )
 
 

@@ -20,6 +20,7 @@ from tidemill.admin.json.timers import (
     TimerPageView,
     TimerView,
 )
+from tidemill.admin.messages.timer_changes import FIRE, RESCHEDULE, check_change
 from tidemill.admin.messages.timer_pages import Token, cursor_of, merged, request_after
 from tidemill.admin.messages.views import timer_of
 from tidemill.admin.routes import (
@@ -176,8 +177,12 @@ async def reschedule_timer(
     caller: Caller,
     author: ChangeAuthor,
     broker: BrokerName = None,
+    dry_run: DryRun = False,
 ) -> TimerView:
-    """Change the due time of a timer to an earlier or later time."""
+    """Change the due time of a timer to an earlier or later time.
+
+    A dry run shows the timer as it is.
+    """
     request = pb.RescheduleTimerRequest(
         timer_id=timer_id,
         due_at_ms=_millis(change.due_at_ms, change.due_at) or 0,
@@ -186,7 +191,18 @@ async def reschedule_timer(
         requested_by=caller,
         audit=author.of(f"Timer:{timer_id}"),
     )
-    member, _ = await _find_timer(cluster, access, timer_id, broker, (Action.UPDATE,))
+    member, timer = await _find_timer(cluster, access, timer_id, broker, (Action.UPDATE,))
+    if dry_run:
+        if request.HasField("expected_due_at_ms") and timer.due_at_ms != request.expected_due_at_ms:
+            raise Conflict(
+                f"timer {timer_id} is now due at {timer.due_at_ms}, not at"
+                f" {request.expected_due_at_ms}; read it again before you change it"
+            )
+        move = pb.TimerMove(due_at_ms=request.due_at_ms)
+        if change.delay_ms is not None:
+            move = pb.TimerMove(delay_ms=change.delay_ms)
+        await check_change(member, timer_id, RESCHEDULE, move)
+        return _view(timer, member, access)
     return _view(await member.client.call(calls.RESCHEDULE_TIMER, request), member, access)
 
 
@@ -198,12 +214,16 @@ async def fire_timer(
     caller: Caller,
     author: ChangeAuthor,
     broker: BrokerName = None,
+    dry_run: DryRun = False,
 ) -> TimerView:
-    """Deliver a timer's message now."""
+    """Deliver a timer's message now. A dry run shows the timer as it is."""
     request = pb.FireTimerRequest(
         timer_id=timer_id, requested_by=caller, audit=author.of(f"Timer:{timer_id}")
     )
-    member, _ = await _find_timer(cluster, access, timer_id, broker, (Action.UPDATE,))
+    member, timer = await _find_timer(cluster, access, timer_id, broker, (Action.UPDATE,))
+    if dry_run:
+        await check_change(member, timer_id, FIRE)
+        return _view(timer, member, access)
     return _view(await member.client.call(calls.FIRE_TIMER, request), member, access)
 
 

@@ -13,14 +13,17 @@ from google.protobuf.message import DecodeError
 
 from tidemill.common.addresses import host_of_peer
 from tidemill.common.errors import BrokerGroupNotFound, ServiceError
-from tidemill.common.replica_group import ReplicaId, ReplicationView
-from tidemill.controller.election.decide import live_of
-from tidemill.controller.election.membership import ChangeRejection, with_min_in_sync
-from tidemill.controller.election.record import GroupRecord, Retirement
-from tidemill.controller.election.replacement import replace_master
+from tidemill.common.replica_group import ReplicationView
+from tidemill.controller.election.record import GroupRecord
 from tidemill.controller.election.reports import UnreachableReport
-from tidemill.controller.election.retirement import is_retired, retire, stay
 from tidemill.controller.meta_store import StoreUnreachable
+from tidemill.controller.operator_changes import (
+    ChangeRequest,
+    drain_of,
+    min_in_sync_of,
+    replacement_of,
+    transfer_of,
+)
 from tidemill.controller.server.session import SessionCall
 from tidemill.controller.server.wire import to_group
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
@@ -34,8 +37,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from tidemill.common.clock import Clock
-    from tidemill.controller.election.sessions import ElectionTiming, GroupObservation
-    from tidemill.controller.group import BrokerGroupControl, ChangeRequest, Denial
+    from tidemill.controller.election.sessions import ElectionTiming
+    from tidemill.controller.group import BrokerGroupControl
     from tidemill.controller.groups import BrokerGroupControls
     from tidemill.controller.metrics import ControllerMetrics
 
@@ -85,6 +88,7 @@ class ControllerService:
             f"/{SERVICE}/SetMinInSync": _unary(self._set_min_in_sync),
             f"/{SERVICE}/ForgetGroup": _unary(self._forget_group),
             f"/{SERVICE}/ForceMaster": _unary(self._force_master),
+            f"/{SERVICE}/PlanChange": _unary(self._plan_change),
         }
 
     async def drain(self) -> None:
@@ -216,60 +220,23 @@ class ControllerService:
 
     async def _transfer_master(self, request: bytes) -> bytes:
         message = _parse(wire.TransferMasterRequest, request)
-
-        def transfer(record: GroupRecord, observation: GroupObservation) -> GroupRecord | Denial:
-            live = {one.member for one in live_of(record, observation, self._timing)}
-            others = sorted(
-                one.replica_id
-                for one in record.sss & live
-                if one != record.master and not is_retired(record, one.replica_id)
-            )
-            target = ReplicaId(message.target) if message.HasField("target") else None
-            if target is None:
-                target = others[0] if others else None
-            if record.master is not None and target == record.master.replica_id:
-                return record
-            if target not in others:
-                return ChangeRejection(
-                    f"only a live member of the sync state set that is not retired can take over:"
-                    f" {', '.join(map(str, others)) or 'there is none'}"
-                )
-            return record._replace(transfer=target, version=record.version + 1)
-
-        return await self._change(message.group, transfer)
+        return await self._change(message.group, transfer_of(message, self._timing))
 
     async def _drain_replica(self, request: bytes) -> bytes:
         message = _parse(wire.DrainReplicaRequest, request)
-        target = ReplicaId(message.target)
-
-        def drain(record: GroupRecord, _observation: GroupObservation) -> GroupRecord | Denial:
-            if message.undo:
-                return stay(record, target, Retirement.DRAINED)
-            return retire(record, target, Retirement.DRAINED)
-
-        return await self._change(message.group, drain, kind="drain_replica")
+        return await self._change(message.group, drain_of(message), kind="drain_replica")
 
     async def _set_min_in_sync(self, request: bytes) -> bytes:
         message = _parse(wire.SetMinInSyncRequest, request)
         group = await self._group(message.group)
-
-        def set_min(record: GroupRecord, observation: GroupObservation) -> GroupRecord | Denial:
-            if group.has_spec:
-                return ChangeRejection(
-                    "the BrokerGroup resource sets min-in-sync; change minInSync in the values"
-                )
-            is_led = observation.find_live(record.master, self._timing) is not None
-            return with_min_in_sync(record, message.min_in_sync, is_led=is_led)
-
-        return await self._change(message.group, set_min, kind="set_min_in_sync")
+        change = min_in_sync_of(message, self._timing, has_spec=group.has_spec)
+        return await self._change(message.group, change, kind="set_min_in_sync")
 
     async def _forget_group(self, request: bytes) -> bytes:
         message = _parse(wire.ForgetGroupRequest, request)
         group, began_ns = await self._group(message.group), time.monotonic_ns()
-        try:
+        with _store_errors():
             refusal = await group.remove()
-        except StoreUnreachable as error:
-            raise RpcError(RpcCode.UNAVAILABLE, str(error)) from None
         took_ns = time.monotonic_ns() - began_ns
         self._metrics.count_request("forget_group", "failed" if refusal else "success", took_ns)
         if refusal is not None:
@@ -278,12 +245,42 @@ class ControllerService:
 
     async def _force_master(self, request: bytes) -> bytes:
         message = _parse(wire.ForceMasterRequest, request)
-        target = ReplicaId(message.target)
+        change = replacement_of(message, self._timing)
+        return await self._change(message.group, change, corrects_record=True)
 
-        def force(record: GroupRecord, observation: GroupObservation) -> GroupRecord | Denial:
-            return replace_master(record, target, observation, self._timing, reason=message.reason)
+    async def _plan_change(self, request: bytes) -> bytes:
+        message = _parse(wire.PlanChangeRequest, request)
+        kind = message.WhichOneof("change")
+        if kind is None:
+            raise RpcError(RpcCode.INVALID_ARGUMENT, "the request has no known change")
+        group = await self._group(getattr(message, kind).group)
+        if kind == "forget":
+            refusal = group.judge_removal()
+            if refusal is not None:
+                raise RpcError(RpcCode.FAILED_PRECONDITION, refusal.why)
+            return to_group(group, now_ms=self._clock.monotonic_ms()).SerializeToString()
+        change = self._planned_change(message, group)
+        with _store_errors():
+            planned = await group.plan(change, corrects_record=kind == "force")
+        if not isinstance(planned, GroupRecord):
+            raise RpcError(RpcCode.FAILED_PRECONDITION, planned.why)
+        now_ms = self._clock.monotonic_ms()
+        return to_group(group, now_ms=now_ms, planned=planned).SerializeToString()
 
-        return await self._change(message.group, force, corrects_record=True)
+    def _planned_change(
+        self, message: wire.PlanChangeRequest, group: BrokerGroupControl
+    ) -> ChangeRequest:
+        match message.WhichOneof("change"):
+            case "transfer":
+                return transfer_of(message.transfer, self._timing)
+            case "drain":
+                return drain_of(message.drain)
+            case "set_min_in_sync":
+                return min_in_sync_of(
+                    message.set_min_in_sync, self._timing, has_spec=group.has_spec
+                )
+            case _:
+                return replacement_of(message.force, self._timing)
 
     async def _group(self, name: str) -> BrokerGroupControl:
         """Return an existing group; a misspelt name does not create one."""
@@ -303,15 +300,22 @@ class ControllerService:
         corrects_record: bool = False,
     ) -> bytes:
         group, began_ns = await self._group(name), time.monotonic_ns()
-        try:
+        with _store_errors():
             refusal = await group.change(request, corrects_record=corrects_record)
-        except StoreUnreachable as error:
-            raise RpcError(RpcCode.UNAVAILABLE, str(error)) from None
         took_ns = time.monotonic_ns() - began_ns
         self._metrics.count_request(kind, "failed" if refusal else "success", took_ns)
         if refusal is not None:
             raise RpcError(RpcCode.FAILED_PRECONDITION, refusal.why)
         return to_group(group, now_ms=self._clock.monotonic_ms()).SerializeToString()
+
+
+@contextlib.contextmanager
+def _store_errors() -> Iterator[None]:
+    """Report an unreachable store to the caller."""
+    try:
+        yield
+    except StoreUnreachable as error:
+        raise RpcError(RpcCode.UNAVAILABLE, str(error)) from None
 
 
 def _raise_error(task: asyncio.Future[None]) -> None:

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from tidemill.common.clock import Clock
     from tidemill.controller.election.record import GroupRecord
     from tidemill.controller.election.sessions import ElectionTiming, GroupObservation
-    from tidemill.controller.group import BrokerGroupControl, ChangeRequest, Denial
+    from tidemill.controller.group import BrokerGroupControl
     from tidemill.controller.groups import BrokerGroupControls
     from tidemill.controller.metrics import ControllerMetrics
+    from tidemill.controller.operator_changes import ChangeRequest, Denial
     from tidemill.transport.aio.call import RpcCall
 
 # Waiting requests of one session. A supervisor waits for each answer, and a master repeats a

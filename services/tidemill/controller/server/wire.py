@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.common.feature_level import read_level
 from tidemill.common.replica_group import ReplicaId, ReplicaRun
-from tidemill.controller.election.record import CutTail, Transition
+from tidemill.controller.election.record import CutTail, GroupRecord, Transition
 from tidemill.controller.election.registration import Registration
 from tidemill.controller.election.sessions import Heartbeat, ReplicaHealth
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
@@ -79,19 +79,19 @@ def from_register(message: wire.Register) -> Registration:
     )
 
 
-def to_group(group: BrokerGroupControl, *, now_ms: int) -> wire.BrokerGroupStatus:
-    """Return the state of a group, for operators."""
+def to_group(
+    group: BrokerGroupControl, *, now_ms: int, planned: GroupRecord | None = None
+) -> wire.BrokerGroupStatus:
+    """Return the state of a group, for operators: with its record, or with a planned one."""
     notice = group.notice or group.failed_transfer
     answer = wire.BrokerGroupStatus(name=group.name, alarm=group.alarm, notice=notice)
     if group.stored is None:
         return answer
-    if group.stored.record.transfer is not None:
-        answer.transfer = group.stored.record.transfer
-    record, sessions = group.stored.record, group.sessions()
+    record, sessions = planned or group.stored.record, group.sessions()
+    if record.transfer is not None:
+        answer.transfer = record.transfer
     diverged, unheard = group.diverged_replicas(), group.unheard_pairs()
-    view = group.view()
-    if view is not None:
-        answer.view.CopyFrom(to_view(view))
+    answer.view.CopyFrom(to_view(group.view_of(record)))
     for replica_id, registered in record.replicas:
         status = answer.replicas.add(
             replica_id=replica_id,
@@ -110,7 +110,7 @@ def to_group(group: BrokerGroupControl, *, now_ms: int) -> wire.BrokerGroupStatu
         status.silent_ms = max(now_ms - session.heard_at_ms, 0)
         if session.beat is not None:
             status.heartbeat.CopyFrom(to_heartbeat(member, session.beat))
-    answer.history.extend(_to_transition(one) for one in record.history)
+    answer.history.extend(_to_transition(one) for one in group.stored.record.history)
     return answer
 
 

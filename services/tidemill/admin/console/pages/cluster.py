@@ -50,6 +50,7 @@ def _replicated_rows(found: Document) -> Rows:
     return [
         ("Master", number_text(found.get("master"))),
         ("Epoch", number_text(found["epoch"])),
+        ("Next master", number_text(found.get("transfer"))),
         ("In sync", f"{found['inSync']} of {len(found['replicas'])}"),
     ]
 
@@ -87,7 +88,10 @@ ACTIONS: Final = (
         back="/cluster",
         fields=(Field("target", "Replica", FieldKind.NUMBER, "Empty: any replica in sync."),),
         rows=_replicated_rows,
-        button=lambda _found, path: f"Move the master of {path['name']}",
-        has_dry_run=False,
+        button=lambda found, path: (
+            f"Move the master of {path['name']} to {number_text(found.get('transfer'))}"
+            if "transfer" in found
+            else f"Move the master of {path['name']}"
+        ),
     ),
 )

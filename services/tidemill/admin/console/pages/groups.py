@@ -128,6 +128,7 @@ def _lock(found: Document) -> Rows:
     lock = found["released"]
     return [
         ("Queue", f"{lock['queue']} of {lock['topic']} at {lock['broker']}"),
+        ("Held by", lock.get("clientId", "unknown")),
         ("Messages released", number_text(lock["messages"])),
         ("Messages behind them", number_text(lock["waiting"])),
     ]
@@ -226,8 +227,9 @@ ACTIONS: Final = (
             Field("broker", "Broker group"),
         ),
         rows=_lock,
-        button=lambda _found, path: f"Unlock the queue for {path['group']}",
-        has_dry_run=False,
+        button=lambda found, path: (
+            f"Unlock {number_text(found['released']['messages'])} messages for {path['group']}"
+        ),
     ),
     PageAction(
         path="/groups/{group}/delete",

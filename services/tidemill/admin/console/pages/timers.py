@@ -241,7 +241,6 @@ ACTIONS: Final = (
         ),
         rows=_timer_rows,
         button=lambda _found, path: f"Move timer {path['timer_id']}",
-        has_dry_run=False,
     ),
     PageAction(
         path=f"{_PATH}/fire",
@@ -253,6 +252,5 @@ ACTIONS: Final = (
         back=_PATH,
         rows=_timer_rows,
         button=lambda _found, path: f"Deliver timer {path['timer_id']} now",
-        has_dry_run=False,
     ),
 )
