@@ -351,12 +351,13 @@ class Brokers:
         return BrokerAnswers([BrokerAnswer(home.name, reply)], [])
 
     async def change_all(
-        self, call: BrokerCall[Q, T], *, dry_run: Q, request: Q
+        self, call: BrokerCall[Q, T], *, dry_run: Q, request: Q, home_first: bool = False
     ) -> list[BrokerAnswer[T]]:
         """Send `request` to all broker groups if `dry_run` succeeds at all of them.
 
-        Raises BrokerGroupUnreachable. If a broker group became unreachable after the dry run, the
-        error names the broker groups that applied the change.
+        With `home_first`, the home changes first, because only the home compares the version that
+        the request expects. Raises BrokerGroupUnreachable. If a broker group became unreachable
+        after the dry run, the error names the broker groups that applied the change.
         """
         checked = await self.call_all(call, dry_run)
         if checked.unreachable:
@@ -364,7 +365,7 @@ class Brokers:
                 f"{_list_names(checked.unreachable)} cannot be reached: nothing was done; try again"
                 f" when all broker groups are up"
             )
-        changed = await self.call_all(call, request)
+        changed = await self._change_each(call, request, home_first=home_first)
         if changed.unreachable:
             names = _list_names([answer.broker for answer in changed.answers])
             raise BrokerGroupUnreachable(
@@ -372,6 +373,22 @@ class Brokers:
                 f" {names} only; repeat the request"
             )
         return changed.answers
+
+    async def _change_each(
+        self, call: BrokerCall[Q, T], request: Q, *, home_first: bool
+    ) -> BrokerAnswers[T]:
+        members = await self.members()
+        if not home_first or len(members) == 1:
+            return await self.call_all(call, request)
+        home = members[0]
+        done = asyncio.ensure_future(self._ask(home, lambda each: each.client.call(call, request)))
+        await done
+
+        def ask(member: BrokerGroupClient) -> Awaitable[T]:
+            is_home = member.name == home.name
+            return done if is_home else member.client.call(call, request)
+
+        return await self.ask_all(ask)
 
     async def _ask(
         self, member: BrokerGroupClient, ask: Callable[[BrokerGroupClient], Awaitable[T]]

@@ -8,6 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from tidemill.admin.cluster import calls
 from tidemill.admin.grpc.calls import AdminCall, millis_of, missing_note, ok, refuse_lite_topic
+from tidemill.admin.http.preconditions import Preconditions
 from tidemill.admin.http.request_access import READS
 from tidemill.admin.json import render
 from tidemill.admin.json.consumer_groups import OffsetResetRequest
@@ -84,7 +85,7 @@ async def reset_group_offset(
         {"topic": call.topic, "timestampMs": millis_of(request.reset_timestamp, "reset_timestamp")}
     )
     await consumer_groups.reset_offset(
-        call.group, reset, call.brokers, call.author.actor.text, call.author
+        call.group, reset, call.brokers, call.author.actor.text, call.author, Preconditions()
     )
     return admin.ResetGroupOffsetResponse(status=ok())
 

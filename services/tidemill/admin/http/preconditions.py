@@ -42,7 +42,7 @@ class Preconditions:
 
     def __init__(
         self,
-        response: Response,
+        response: Response | None = None,  # None: of a call without an ETag
         expected: EntityTag | None = None,
         *,
         is_new: bool = False,
@@ -76,6 +76,7 @@ class Preconditions:
 
     def answer(self, tag: EntityTag) -> None:
         """Set the ETag of the answer."""
+        assert self._response is not None, "a call with an ETag has a response"
         self._response.headers[ETAG] = tag.text
 
 
@@ -124,8 +125,6 @@ def config_tag(config: pb.TopicConfig | pb.GroupConfig) -> EntityTag:
 
 Matching = Annotated[Preconditions, Depends(preconditions_of)]
 Tagging = Annotated[Preconditions, Depends(tagging_of)]
-# For changes that the broker does not compare again.
-MATCHED: Final = [Depends(preconditions_of)]
 
 
 async def current_of(request: Request) -> Document | None:

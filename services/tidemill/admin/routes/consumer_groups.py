@@ -22,7 +22,7 @@ from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.cluster.proxies import list_client_ids
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, page_of
-from tidemill.admin.http.preconditions import MATCHED, Matching, Tagging, config_tag
+from tidemill.admin.http.preconditions import Matching, Tagging, config_tag
 from tidemill.admin.http.put_rights import allowed_existence, existence_refusals, note_put
 from tidemill.admin.http.request_access import READS
 from tidemill.admin.http.sorting import PREFIX, first_by, of_prefix, sort_query
@@ -239,13 +239,14 @@ async def resume_group(
     return render.group_of(reply.group)
 
 
-@router.post("/groups/{group}:resetOffset", response_model_exclude_none=True, dependencies=MATCHED)
+@router.post("/groups/{group}:resetOffset", response_model_exclude_none=True)
 async def reset_offset(
     group: GroupName,
     reset: OffsetResetRequest,
     cluster: Cluster,
     caller: Caller,
     author: ChangeAuthor,
+    match: Matching,
     dry_run: DryRun = False,
 ) -> OffsetResetView:
     """Move a group to another position of a topic, at all broker groups or at none.
@@ -257,6 +258,7 @@ async def reset_offset(
     request = pb.ResetOffsetRequest(
         group=group,
         topic=reset.topic,
+        expected=match.wire,
         dry_run=is_dry,
         requested_by=caller,
         audit=author.of(f"Group:{group}"),
@@ -274,7 +276,9 @@ async def reset_offset(
     planned = pb.ResetOffsetRequest()
     planned.CopyFrom(request)
     planned.dry_run = True
-    replies = await cluster.change_all(calls.RESET_OFFSET, dry_run=planned, request=request)
+    replies = await cluster.change_all(
+        calls.RESET_OFFSET, dry_run=planned, request=request, home_first=match.expected is not None
+    )
     return OffsetResetView(
         dry_run=is_dry,
         by=caller,
@@ -290,13 +294,14 @@ async def reset_offset(
     )
 
 
-@router.post("/groups/{group}:forgetPullOffsets", dependencies=MATCHED)
+@router.post("/groups/{group}:forgetPullOffsets")
 async def forget_pull_offsets(
     group: GroupName,
     pulled: PullOffsetDeletionRequest,
     cluster: Cluster,
     caller: Caller,
     author: ChangeAuthor,
+    match: Matching,
     dry_run: DryRun = False,
 ) -> PullOffsetDeletionView:
     """Delete the pull offsets of a group in a topic, at all broker groups or at none.
@@ -310,13 +315,17 @@ async def forget_pull_offsets(
         return pb.ForgetPullOffsetsRequest(
             group=group,
             topic=pulled.topic,
+            expected=match.wire,
             dry_run=is_dry,
             requested_by=caller,
             audit=author.of(f"Group:{group}"),
         )
 
     replies = await cluster.change_all(
-        calls.FORGET_PULL_OFFSETS, dry_run=request(is_dry=True), request=request(is_dry=is_dry)
+        calls.FORGET_PULL_OFFSETS,
+        dry_run=request(is_dry=True),
+        request=request(is_dry=is_dry),
+        home_first=match.expected is not None,
     )
     return PullOffsetDeletionView(
         dry_run=is_dry,
@@ -336,13 +345,14 @@ async def forget_pull_offsets(
     )
 
 
-@router.post("/groups/{group}:releaseLock", response_model_exclude_none=True, dependencies=MATCHED)
+@router.post("/groups/{group}:releaseLock", response_model_exclude_none=True)
 async def release_lock(
     group: GroupName,
     release: LockReleaseRequest,
     cluster: Cluster,
     caller: Caller,
     author: ChangeAuthor,
+    match: Matching,
     dry_run: DryRun = False,
 ) -> LockReleaseView:
     """Unlock a queue of a FIFO group before the invisible duration of its batch ends.
@@ -358,6 +368,7 @@ async def release_lock(
             group=group,
             topic=release.topic,
             queue_id=release.queue,
+            expected=match.wire,
             asked_by=caller,
             audit=author.of(f"Group:{group}"),
         )

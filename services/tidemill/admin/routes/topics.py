@@ -22,7 +22,7 @@ from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.cluster.proxies import list_client_ids
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, page_of
-from tidemill.admin.http.preconditions import MATCHED, Matching, Tagging, config_tag
+from tidemill.admin.http.preconditions import Matching, Tagging, config_tag
 from tidemill.admin.http.put_rights import allowed_existence, existence_refusals, note_put
 from tidemill.admin.http.request_access import READS, RequestAccess
 from tidemill.admin.http.sorting import PREFIX, first_by, of_prefix, sort_query
@@ -318,7 +318,7 @@ async def delete_topic(
     )
 
 
-@router.post("/topics/{topic}:purge", response_model_exclude_none=True, dependencies=MATCHED)
+@router.post("/topics/{topic}:purge", response_model_exclude_none=True)
 async def purge_topic(
     topic: TopicName,
     settings: PurgeSettings,
@@ -326,6 +326,7 @@ async def purge_topic(
     access: Access,
     caller: Caller,
     author: ChangeAuthor,
+    match: Matching,
     dry_run: DryRun = False,
 ) -> TopicPurgeView:
     """Remove messages of a topic, read or not, at all broker groups.
@@ -340,6 +341,7 @@ async def purge_topic(
             before_timestamp_ms=settings.before_timestamp_ms,
             queue_id=settings.queue,
             with_retries=settings.include_retries,
+            expected=match.wire,
             dry_run=is_dry,
             requested_by=caller,
             audit=author.of(f"Topic:{topic}", DELETE),
@@ -350,7 +352,10 @@ async def purge_topic(
         answers, unreachable = await cluster.call_all(calls.PURGE_TOPIC, planned)
     else:
         answers = await cluster.change_all(
-            calls.PURGE_TOPIC, dry_run=planned, request=request(is_dry=False)
+            calls.PURGE_TOPIC,
+            dry_run=planned,
+            request=request(is_dry=False),
+            home_first=match.expected is not None,
         )
     replies = [reply for _, reply in answers]
     return TopicPurgeView(
@@ -367,12 +372,13 @@ async def purge_topic(
     )
 
 
-@router.post("/topics/{topic}:spread", response_model_exclude_none=True, dependencies=MATCHED)
+@router.post("/topics/{topic}:spread", response_model_exclude_none=True)
 async def spread_topic(
     topic: TopicName,
     cluster: Cluster,
     caller: Caller,
     author: ChangeAuthor,
+    match: Matching,
     dry_run: DryRun = False,
 ) -> TopicSpreadView:
     """Make all active broker groups owners of the dedup keys of a topic.
@@ -381,7 +387,11 @@ async def spread_topic(
     if the topic has no deduplication, or while an earlier spread is open.
     """
     request = pb.SpreadTopicRequest(
-        name=topic, dry_run=dry_run, requested_by=caller, audit=author.of(f"Topic:{topic}")
+        name=topic,
+        expected=match.wire,
+        dry_run=dry_run,
+        requested_by=caller,
+        audit=author.of(f"Topic:{topic}"),
     )
     reply = await (await cluster.home()).call(calls.SPREAD_TOPIC, request)
     is_changed = reply.topic != reply.before

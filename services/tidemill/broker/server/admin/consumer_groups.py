@@ -178,6 +178,7 @@ class ConsumerGroupAdmin:
 
         def release(engine: Engine, turn: Turn) -> pb.QueueLock:
             group, topic = find_group(engine, request.group), find_topic(engine, request.topic)
+            check_expected(request, group)
             if not group.is_ordered:
                 raise Conflict(f"consumer group {group.name!r} is not FIFO, so it has no locks")
             check_queue_id(topic, request.queue_id)
@@ -211,6 +212,7 @@ class ConsumerGroupAdmin:
             group, topic, after = engine.administration.plan_reset(
                 request.group, request.topic, target
             )
+            check_expected(request, group)
             before = engine.inspection.consumer_offsets(group, topic)
             queues = engine.inspection.queue_status(topic)
             if not request.dry_run:
@@ -259,6 +261,7 @@ class ConsumerGroupAdmin:
 
         def forget(engine: Engine, turn: Turn) -> pb.ForgetPullOffsetsReply:
             group, topic = find_group(engine, request.group), find_topic(engine, request.topic)
+            check_expected(request, group)
             pulled = [
                 each for each in engine.inspection.pulled_by(group) if each.topic == topic.name
             ]

@@ -62,10 +62,6 @@ class _ChangeRequest(Protocol):
     """A request that may name the version that it expects."""
 
     @property
-    def name(self) -> str:
-        """The name of the topic or consumer group."""
-
-    @property
     def expected(self) -> pb.ExpectedVersion:
         """The expected version, if it is set."""
 
@@ -76,16 +72,16 @@ class _ChangeRequest(Protocol):
 def check_expected(request: _ChangeRequest, found: Topic | ConsumerGroup | None) -> None:
     """Check that a topic or consumer group has the version that the request expects.
 
-    Raises PreconditionFailed.
+    Only the home compares: a copy at another broker group may be late. Raises PreconditionFailed.
     """
     if not request.HasField("expected"):
         return
     expected = request.expected
     if found is None:
-        raise PreconditionFailed(f"{request.name!r} does not exist any more; nothing was changed")
-    if (found.id, found.version) != (expected.id, expected.version):
+        raise PreconditionFailed("it does not exist any more; nothing was changed")
+    if not found.home_id and (found.id, found.version) != (expected.id, expected.version):
         raise PreconditionFailed(
-            f"{request.name!r} has the version {found.id}.{found.version}, and the request expects"
+            f"{found.name!r} has the version {found.id}.{found.version}, and the request expects"
             f" {expected.id}.{expected.version}; nothing was changed: read it again"
         )
 

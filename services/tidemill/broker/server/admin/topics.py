@@ -122,6 +122,7 @@ class TopicAdmin:
 
         def spread(engine: Engine, turn: Turn) -> pb.SpreadTopicReply:
             before = find_topic(engine, request.name)
+            check_expected(request, before)
             spreads = engine.key_spreads
             topic = spreads.spread(request.name, is_dry=True, now_ms=turn.now_ms)
             if not request.dry_run and topic != before:
@@ -162,6 +163,7 @@ class TopicAdmin:
 
         def begin(engine: Engine, _turn: Turn) -> list[Topic]:
             topic = find_topic(engine, request.name)
+            check_expected(request, topic)
             if request.HasField("queue_id"):
                 check_queue_id(topic, request.queue_id)
             engine.purge.check_level()
@@ -198,6 +200,8 @@ class TopicAdmin:
         def purge(
             engine: Engine, turn: Turn, part: list[PurgedQueue]
         ) -> Generator[None, None, None]:
+            if part[0] is queues[0]:  # Nothing is removed yet.
+                check_expected(request, find_topic(engine, request.name))
             with engine.fold.audited(change):
                 yield from engine.purge.purge(part, turn.now_ms)
 
