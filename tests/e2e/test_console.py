@@ -391,6 +391,16 @@ def test_a_large_message_is_sent_by_the_form(running: Standalone, browser: httpx
     assert ": done" in sent(browser, "/topics/large/send", body="x" * 200_000).text
 
 
+def test_the_form_creates_a_missing_topic_only_if_its_box_is_set(browser: httpx.Client) -> None:
+    refused = sent(browser, "/topics/boxed/send", body="x")
+    assert refused.status_code == 404
+    assert "there is no topic &#39;boxed&#39;" in refused.text
+    assert 'name="create"' in refused.text
+    assert browser.get("/topics/boxed").status_code == 404
+    assert ": done" in sent(browser, "/topics/boxed/send", body="x", create="true").text
+    assert browser.get("/topics/boxed").status_code == 200
+
+
 def test_an_open_stream_delays_no_stop(tmp_path: Path) -> None:
     with standalone(tmp_path / "data") as started, httpx.Client(trust_env=False) as http:
         view = {"view": "/ui/topics"}

@@ -182,7 +182,9 @@ def test_an_operator_names_topics_and_groups_of_a_namespace(running: Standalone)
     [group] = json.loads(shop("group", "list", "-o", "json").stdout)
     assert (group["name"], group["maxAttempts"]) == ("shop%billing", 3)
     sent = json.loads(shop("message", "send", "orders", "x", "--delay=1h", "-o", "json").stdout)
-    other = tidemill(running, "message", "send", "unspaced", "x", "--delay=1h", "-o", "json")
+    other = tidemill(
+        running, "message", "send", "unspaced", "x", "--delay=1h", "--create", "-o", "json"
+    )
     timers = [timer["timerId"] for timer in json.loads(shop("timer", "list", "-o", "json").stdout)]
     assert timers == [sent["timerId"]]
     assert json.loads(other.stdout)["timerId"] not in timers

@@ -106,11 +106,12 @@ def test_a_put_of_dead_letters_needs_update_of_the_group(rest: RestApi) -> None:
     rest.passed("changer", dead, retention={"ms": HOUR_MS})
 
 
-def test_a_send_creates_a_topic_only_with_create(rest: RestApi) -> None:
-    send = "POST /topics/first/messages"
+def test_a_send_creates_a_topic_only_with_the_right_create(rest: RestApi) -> None:
+    plain, send = "POST /topics/first/messages", "POST /topics/first/messages?create=true"
     rest.passed("root", "PUT /users/sender", secret=SECRET, entries=ALLOW_SEND)
-    assert "may not create it" in rest.missing("sender", send, body="x")
-    assert "may not create it" in rest.missing("sender", send, body="x", messageGroup="g")
+    assert "there is no topic 'first'" in rest.missing("sender", plain, body="x")
+    for fields in ({}, {"messageGroup": "g"}):
+        assert "may not Create on Topic:first" in rest.refused("sender", send, body="x", **fields)
     rest.passed("root", "PUT /users/sender", entries=[*ALLOW_SEND, *ALLOW_CREATE])
     eventually(lambda: rest.ask("sender", send, body="x").status_code == 200)
 

@@ -35,7 +35,7 @@ def rest(running: Standalone) -> Iterator[httpx.Client]:
 
 def send(rest: httpx.Client, topic: str, **fields: Any) -> dict[str, Any]:
     fields = fields if "bodyBase64" in fields else {"body": "body", **fields}
-    answer = rest.post(f"/topics/{topic}/messages", json=fields)
+    answer = rest.post(f"/topics/{topic}/messages", json=fields, params={"create": "true"})
     assert answer.status_code == 200, answer.text
     sent: dict[str, Any] = answer.json()
     return sent
@@ -231,7 +231,7 @@ def test_a_message_that_cannot_be_sent_is_refused(
 ) -> None:
     # In ASCII, as half a character has no other form.
     answer = rest.post(
-        "/topics/refused/messages",
+        "/topics/refused/messages?create=true",
         content=json.dumps(fields),
         headers={"content-type": "application/json"},
     )
@@ -408,6 +408,7 @@ def test_the_command_line_sends_and_handles_timers(running: Standalone, rest: ht
         "send",
         "cli",
         "hello",
+        "--create",
         "--delay=1h30m",
         "--tag=t",
         "--key=k1",
@@ -483,7 +484,14 @@ def test_the_command_line_takes_a_body_from_standard_input(
     running: Standalone, rest: httpx.Client
 ) -> None:
     sent = tidemill(
-        running, "message", "send", "stdin", "--body-file=-", "--level=3", stdin=b"\xff\0raw"
+        running,
+        "message",
+        "send",
+        "stdin",
+        "--body-file=-",
+        "--level=3",
+        "--create",
+        stdin=b"\xff\0raw",
     )
     assert sent.returncode == 0, sent.stderr
     [waiting] = rest.get("/timers", params={"topic": "stdin"}).json()["timers"]

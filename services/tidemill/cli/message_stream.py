@@ -6,13 +6,13 @@ import base64
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Final
 
 import typer
 
-from tidemill.cli.rest import confirm_context, connect, say, segment
+from tidemill.cli.rest import confirm_context, connect, say
 from tidemill.common.exit_codes import (
     EXIT_INTERRUPTED,
     EXIT_PARTIAL,
@@ -66,9 +66,15 @@ class StreamCounts:
 
 
 def send_lines(
-    context: typer.Context, topic: str, common: Json, *, is_json: bool, rate: float | None
+    context: typer.Context,
+    path: str,
+    common: Json,
+    *,
+    query: Mapping[str, str] | None,
+    is_json: bool,
+    rate: float | None,
 ) -> None:
-    """Send each line of standard input. `common` has the fields of all messages.
+    """Send each line of standard input to a REST path. `common` has the fields of all messages.
 
     Exits with 5 if some lines failed, with 1 if all did, and with 3 if the API is unreachable from
     the first line on. It stops at a line without an answer, because it may be stored.
@@ -82,7 +88,7 @@ def send_lines(
             for number, line in _paced(_lines(sys.stdin.buffer), rate):
                 try:
                     message = _message(line, common, is_json=is_json)
-                    counts.duplicates += bool(_send(client, topic, message).get("duplicate"))
+                    counts.duplicates += bool(_send(client, path, query, message).get("duplicate"))
                     counts.sent += 1
                 except (WrongLine, RestRejection) as error:
                     counts.note_failure(number, str(error))
@@ -101,11 +107,10 @@ def send_lines(
         raise typer.Exit(status)
 
 
-def _send(client: RestClient, topic: str, message: Json) -> Json:
+def _send(client: RestClient, path: str, query: Mapping[str, str] | None, message: Json) -> Json:
     key = message.pop(KEY_FIELD, None)
     headers = None if key is None else {"Idempotency-Key": key}
-    path = f"/topics/{segment(topic)}/messages"
-    return client.call("POST", path, body=message, headers=headers)
+    return client.call("POST", path, query=query, body=message, headers=headers)
 
 
 def _lines(source: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:

@@ -140,6 +140,9 @@ def send_message(
         float | None,
         typer.Option(min=0.001, help="With -: messages per second at most. Default: no limit."),
     ] = None,
+    is_creation: Annotated[
+        bool, typer.Option("--create", help="Create the topic if it is missing. Default: an error.")
+    ] = False,
 ) -> None:
     """Send a message, at once or for a later time; or one per line of standard input.
 
@@ -181,12 +184,13 @@ def send_message(
         "priority": priority,
     }
     given = {name: value for name, value in fields.items() if value is not None}
+    path = f"/topics/{segment(topic)}/messages"
+    query = {"create": "true"} if is_creation else None
     if is_stream:
-        send_lines(context, topic, given, is_json=is_json_lines, rate=rate)
+        send_lines(context, path, given, query=query, is_json=is_json_lines, rate=rate)
         return
     headers = None if idempotency_key is None else {"Idempotency-Key": idempotency_key}
-    path = f"/topics/{segment(topic)}/messages"
-    sent = call(context, "POST", path, body=given, headers=headers)
+    sent = call(context, "POST", path, query=query, body=given, headers=headers)
     if sent.get("duplicate"):
         say(context, sent, f"not stored again: message {sent['messageId']} has this key")
     elif "timerId" in sent:

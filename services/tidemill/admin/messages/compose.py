@@ -35,6 +35,7 @@ class ComposedMessage(NamedTuple):
     delay_ms: int | None  # None: not delayed, or until the instant in the blob
     is_delayed: bool
     dedup_key: str | None  # the user property
+    has_priority: bool
 
 
 class Composer:
@@ -81,7 +82,9 @@ class Composer:
         blob = encode_stored(message, message_type=kind, now_ms=self._clock.wall_ms())
         check_item(blob, self._item_bytes_max)
         key = message.user_properties.get(DEDUP_PROPERTY)
-        return ComposedMessage(message_id, blob, delay_ms, is_delayed, key)
+        return ComposedMessage(
+            message_id, blob, delay_ms, is_delayed, key, new.priority is not None
+        )
 
 
 def _properties_of(new: NewMessage, dedup_key: str | None) -> dict[str, str]:

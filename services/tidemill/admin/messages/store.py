@@ -18,7 +18,9 @@ from tidemill.admin.cluster.brokers import (
     BrokerGroupClient,
     Brokers,
 )
+from tidemill.admin.messages.compose import ComposedMessage
 from tidemill.common.errors import (
+    AlreadyExists,
     BadRequest,
     BrokerGroupUnreachable,
     DedupKeyNotFound,
@@ -107,7 +109,7 @@ async def store(
         return await _store_keyed(
             cluster, request, topic, message_id=message_id, dedup_key=dedup_key
         )
-    # The home creates an unknown topic or rejects it. Others may still have a deleted topic.
+    # The home rejects an unknown topic. Others may still have a deleted topic.
     targets = [each.member for each in candidates] or [members[0]]
     turn = next(_turns) % len(targets)
     ordered = [*targets[turn:], *targets[:turn]]
@@ -242,8 +244,7 @@ async def _choose_queue(
     cluster: Brokers, home: BrokerGroupClient, request: pb.StoreMessageRequest, message_group: str
 ) -> BrokerGroupClient:
     """Put the queue of a message group into `request`, and return the member with this queue."""
-    may_create = request.existence != pb.EXISTENCE_MUST_EXIST
-    topic = await _find_topic(home, request.topic, may_create=may_create)
+    topic = await _find_topic(home, request.topic)
     if topic is None or not topic.placements:
         return home
     name, request.queue_id = broker_queue_of_message_group(message_group, topic.placements)
@@ -288,17 +289,27 @@ def _dedup_of(topic: pb.TopicConfig) -> pb.DedupPolicy | None:
     return topic.dedup if topic.HasField("dedup") else None
 
 
-async def _find_topic(
-    home: BrokerGroupClient, name: str, *, may_create: bool
-) -> pb.TopicConfig | None:
-    """Return a topic; create it if that is allowed. None: the home will reject the send."""
+async def _find_topic(home: BrokerGroupClient, name: str) -> pb.TopicConfig | None:
+    """Return a topic. None: the home will reject the send."""
     with contextlib.suppress(TopicNotFound):
-        return (
-            await home.client.call(calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=name))
-        ).topic
-    if not may_create:
-        return None
-    with contextlib.suppress(TopicNotFound):
-        request = pb.PutTopicRequest(name=name, is_first_use=True)
-        return (await home.client.call(calls.PUT_TOPIC, request)).topic
+        asked = pb.GetTopicStatusRequest(name=name)
+        return (await home.client.call(calls.GET_TOPIC_STATUS, asked)).topic
     return None
+
+
+async def create_topic(
+    cluster: Brokers, name: str, message: ComposedMessage, author: pb.ChangeAuthor
+) -> None:
+    """Create the missing topic of a message, with a type that takes it.
+
+    A topic that appears meanwhile stays as it is.
+    """
+    request = pb.PutTopicRequest(
+        name=name,
+        # A topic of the default type takes every message without a priority.
+        type=pb.TOPIC_TYPE_PRIORITY if message.has_priority else pb.TOPIC_TYPE_UNSPECIFIED,
+        existence=pb.EXISTENCE_MUST_BE_NEW,
+        audit=author,
+    )
+    with contextlib.suppress(AlreadyExists):
+        await (await cluster.home()).call(calls.PUT_TOPIC, request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
@@ -27,7 +28,7 @@ from tidemill.admin.json.messages import (
     SentMessageView,
 )
 from tidemill.admin.json.schema import EXACT_MAX
-from tidemill.admin.messages.store import check_takes_keys, store
+from tidemill.admin.messages.store import check_takes_keys, create_topic, store
 from tidemill.admin.messages.trace import CURSOR_CHARS_MAX, CURSOR_PATTERN, trace
 from tidemill.admin.messages.views import message_of
 from tidemill.admin.routes import (
@@ -46,6 +47,7 @@ from tidemill.common.errors import (
     BrokerGroupUnreachable,
     IdempotencyMismatch,
     MessageNotFound,
+    TopicNotFound,
 )
 from tidemill.message.recall_handle import RecallFields
 from tidemill.security.acl import Action, topic_resource
@@ -98,6 +100,9 @@ FromOffset = Annotated[
         le=EXACT_MAX,
         description="The first offset. Expired messages are skipped.",
     ),
+]
+Creation = Annotated[
+    bool, Query(description="Create the topic if it is missing. Needs the right to create it.")
 ]
 MaxBytes = Annotated[
     int,
@@ -172,12 +177,14 @@ async def send_message(
     quotas: SendLimits,
     idempotency_key: IdempotencyKey,
     response: Response,
+    create: Creation = False,
 ) -> SentMessageView:
     """Send a message for immediate or delayed delivery.
 
     After an answer, the message is durable. Without an answer, it may be stored or not. A message
     with a message group goes to the broker group of that message group, others to any one. A
-    message over a quota of the user, the topic or a prefix is refused with 429.
+    message over a quota of the user, the topic or a prefix is refused with 429. A missing topic is
+    an error, since its name may be a typing error; `create=true` creates it.
 
     On a topic with deduplication, the header `Idempotency-Key` makes repeats safe: the message is
     stored once within the window. The first call answers 201. A repeat answers 200 with the first
@@ -194,21 +201,29 @@ async def send_message(
         )
     if idempotency_key is not None:
         await check_takes_keys(cluster, topic)
-    may_create = access.allows(Action.CREATE, topic_resource(topic))
     request = pb.StoreMessageRequest(
         topic=topic,
         blob=composed.blob,
         delay_ms=composed.delay_ms,
-        existence=pb.EXISTENCE_UNSPECIFIED if may_create else pb.EXISTENCE_MUST_EXIST,
+        existence=pb.EXISTENCE_MUST_EXIST,
         audit=author.of(f"Topic:{topic}", PUB),
     )
-    name, reply = await store(
+    stored = functools.partial(
+        store,
         cluster,
         request,
         message.message_group or "",
         message_id=composed.message_id,
         dedup_key=composed.dedup_key,
     )
+    try:
+        name, reply = await stored()
+    except TopicNotFound:
+        if not create:
+            raise _missing_topic(topic) from None
+        access.require(Action.CREATE, topic_resource(topic))
+        await create_topic(cluster, topic, composed, author.of(f"Topic:{topic}"))
+        name, reply = await stored()
     sent = SentMessageView(message_id=composed.message_id, broker=name, queue_id=reply.queue_id)
     if reply.HasField("repeat"):
         _note_repeat(sent, reply.repeat, topic)
@@ -222,6 +237,13 @@ async def send_message(
     signer = await (await cluster.member(name)).client.recall_signer()
     sent.recall_handle = signer.sign(topic, recall)
     return sent
+
+
+def _missing_topic(topic: str) -> TopicNotFound:
+    return TopicNotFound(
+        f"there is no topic {topic!r}, so nothing was stored; run `tidemill topic create {topic}`,"
+        " or send with --create (REST: create=true)"
+    )
 
 
 def _note_repeat(sent: SentMessageView, repeat: pb.RepeatedKey, topic: str) -> None:

@@ -68,6 +68,7 @@ ACTIONS: Final = (
             Field("deliverAtMs", "Deliver at", FieldKind.TIME),
             Field("delayMs", "Or after, in ms", FieldKind.NUMBER),
             Field("priority", "Priority", FieldKind.NUMBER),
+            Field("create", "Create the topic if it is missing", FieldKind.FLAG, is_query=True),
         ),
         rows=_sent,
         button=lambda _found, path: f"Send to {path['topic']}",

@@ -64,9 +64,16 @@ def group_paused(before: ConsumerGroup, group: ConsumerGroup, *, by: str) -> Non
 
 
 def topic_created_by_use(topic: Topic, names: Container[str]) -> None:
-    """Log that the first use created a topic beside those with `names`."""
-    log.info("topic created", **_topic_fields(topic), auto_create=True)
-    _warn_if_similar(topic.name, names)
+    """Log that the first use created a topic beside those with `names`.
+
+    It is a warning, because the name may be a misspelling. The topic of dead letters is not: its
+    name is that of a consumer group.
+    """
+    if topic.is_system:
+        log.info("topic created", **_topic_fields(topic), auto_create=True)
+        return
+    nearest = find_similar(topic.name, names)
+    log.warning("topic created on first use", **_topic_fields(topic), nearest=nearest)
 
 
 def group_created_by_use(group: ConsumerGroup, names: Container[str]) -> None:
