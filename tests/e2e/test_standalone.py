@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.processes.processes import (
+    ADMIN_S,
     command,
     descendants,
     environment,
@@ -56,6 +57,23 @@ def test_the_ready_line_is_all_that_standard_output_gets(tmp_path: Path) -> None
     assert ready["event"] == "ready"
     assert set(ready) == {"event", "grpc", "admin", "processes"}
     assert set(ready["processes"]) == {"broker-0", "proxy-0", "admin"}
+
+
+@pytest.mark.parametrize("flags", [[], ["--groups=2"], ["--replicas=3"]])
+def test_a_good_start_logs_no_warning(tmp_path: Path, flags: list[str]) -> None:
+    with standalone(tmp_path / "data", *flags) as running:
+        running.put("topics/first")
+        with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
+            path = f"{running.admin}/api/v1/topics/first/messages"
+            client.post(path, json={"body": "x"}).raise_for_status()
+        text = running.log.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [line for line in lines if line["level"] not in {"debug", "info"}] == []
+    assert "Errno" not in text
+    at = {(line["process"], line["event"]): n for n, line in enumerate(lines)}
+    serving = [n for (_, event), n in at.items() if event == "broker serves"]
+    connected = [n for (process, _), n in at.items() if process in {"proxy-0", "admin"}]
+    assert max(serving) < min(connected)
 
 
 def test_sigterm_leaves_nothing_running(tmp_path: Path) -> None:
@@ -123,7 +141,9 @@ def test_a_second_standalone_on_the_directory_is_refused(tmp_path: Path) -> None
         )
     assert refused.returncode != 0
     assert refused.stdout == ""
-    assert "is in use by another broker" in refused.stderr
+    [line] = refused.stderr.splitlines()
+    assert "is in use by another broker" in line
+    assert "stop it first, or choose another --data-dir" in line
 
 
 def test_a_start_with_fewer_broker_groups_than_there_are_is_refused(tmp_path: Path) -> None:
@@ -154,8 +174,9 @@ def test_a_taken_port_ends_the_start_with_a_sentence(
         )
     assert refused.returncode != 0
     assert refused.stdout == ""
-    assert f":{port}" in refused.stderr
-    assert f"or change {flag}" in refused.stderr
+    [line] = refused.stderr.splitlines()
+    assert f":{port}" in line
+    assert f"or change {flag}" in line
 
 
 def test_several_proxies_share_the_port(tmp_path: Path) -> None:

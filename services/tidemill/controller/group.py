@@ -402,7 +402,10 @@ class BrokerGroupControl:
         elif before.transfer is not None and record.transfer is None:
             self._metrics.count_election(self.name, "keep_current_master")
         self._set_alarm("")
-        log.warning(
+        # Other elections and a smaller sync state set are reasons to look.
+        is_usual = before.epoch == 0 if is_election else len(record.sss) >= len(before.sss)
+        write_line = log.info if is_usual else log.warning
+        write_line(
             "master elected" if is_election else "group record changed",
             group=self.name,
             reason=intent.reason,

@@ -61,12 +61,24 @@ async def serve(settings: StandaloneSettings) -> int:
         with stop_on_signal(
             supervisor_fd=settings.supervisor_fd, before_exit=kill_all, on_hangup=reload_all
         ) as stop:
-            runs = {child: asyncio.create_task(child.run(), name=child.name) for child in children}
+            runs = {
+                child: asyncio.create_task(
+                    run_after(needed_by(child, children, settings), child), name=child.name
+                )
+                for child in children
+            }
             status = await supervise(children, list(runs.values()), stop)
             log.info("standalone stopping")
             for stage in stages:
                 await stop_children(stage, runs, settings.stop_timeout_ms)
     return status
+
+
+async def run_after(needed: Sequence[Child], child: Child) -> None:
+    """Run a child once the children that it needs serve."""
+    for one in needed:
+        await one.is_ready.wait()
+    await child.run()
 
 
 async def supervise(
@@ -104,7 +116,7 @@ async def stop_children(
     for child in children:
         child.stop()
         if child.pid == 0:
-            runs[child].cancel()  # It waits for its restart.
+            runs[child].cancel()  # It waits for its start or restart.
     tasks = [runs[child] for child in children]
     _, late = await asyncio.wait(tasks, timeout=timeout_ms / 1000)
     if late:
@@ -137,6 +149,17 @@ def print_ready(children: Sequence[Child]) -> None:
     except OSError as error:
         log.warning("ready line not written", reason=str(error))
     log.info("standalone serves", grpc=line["grpc"], admin=line["admin"])
+
+
+def needed_by(
+    child: Child, children: Sequence[Child], settings: StandaloneSettings
+) -> Sequence[Child]:
+    """Return the children that must serve before another one starts.
+
+    Proxies and the admin process call the brokers, and would log each failed call.
+    """
+    brokers = children[: len(brokers_of(settings))]
+    return () if child in brokers or child.name == CONTROLLER else brokers
 
 
 def stages_of(children: Sequence[Child], settings: StandaloneSettings) -> list[Sequence[Child]]:

@@ -16,6 +16,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidemill.broker.data_dir import locked_data_dir
 from tidemill.common.lifecycle import StartError
 from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.retirement import is_out
@@ -110,6 +111,17 @@ def check_all_served(settings: StandaloneSettings) -> None:
             f"the store in {data_dir} is that of a replica, and other replicas may have messages"
             f" that it does not have: start with the same number of --replicas as before"
         )
+
+
+def check_not_used(settings: StandaloneSettings) -> None:
+    """Raise StartError if another broker uses a store.
+
+    A broker takes the lock of its store itself. This check comes before the start of all processes.
+    """
+    for broker in brokers_of(settings):
+        if is_dir(broker.data_dir):
+            with locked_data_dir(broker.data_dir):
+                pass
 
 
 def _ways_to_fewer(settings: StandaloneSettings, needed: list[tuple[int, str]]) -> str:

@@ -7,7 +7,12 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tidemill.standalone.broker_stores import CONTROLLER, brokers_of, check_all_served
+from tidemill.standalone.broker_stores import (
+    CONTROLLER,
+    brokers_of,
+    check_all_served,
+    check_not_used,
+)
 from tidemill.standalone.child import Child
 from tidemill.standalone.command_lines import ChildPorts, CommandLines
 from tidemill.standalone.ports import GRPC_FLAGS, PortRequest, check_free, reserve
@@ -21,6 +26,7 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
     """Yield the children in the order of `child_names`; hold the reserved ports meanwhile."""
     check_all_served(settings)
     check_free(requested_ports(settings))
+    check_not_used(settings)
     with contextlib.ExitStack() as stack:
         commands = CommandLines(settings, reserve_ports(settings, stack))
         yield [
