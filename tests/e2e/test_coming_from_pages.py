@@ -27,7 +27,7 @@ ELSEWHERE = (
 MENTIONED = ("dead-letter replay", "group create", "group show", "message find", "timer cancel")
 PLACEHOLDER = re.compile(r"\b(ID|KEY|DIR|FILE|NAME|GROUP)\b")
 # The page shows what a user types at a terminal, which asks.
-ASKING = ("group reset", "group set")
+ASKING = ("group reset", "group set", "topic set")
 OBJECTS: dict[str, dict[str, object]] = {
     "topics/orders": {"messageType": "NORMAL", "queues": 8},
     "groups/billing": {"maxAttempts": 9},

@@ -57,6 +57,14 @@ def check_sizes(running: Standalone) -> None:
     eventually(lambda: 0 < stored(running, "large") <= 24)
 
 
+def put_dry(running: Standalone, topic: str, **retention: int) -> dict[str, Any]:
+    url = f"{running.admin}/api/v1/topics/{topic}?dryRun=true"
+    with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
+        answer = client.put(url, json={"retention": retention}).raise_for_status()
+    found: dict[str, Any] = answer.json()
+    return found
+
+
 def check_settings(running: Standalone) -> None:
     """Change and clear settings by both interfaces."""
 
@@ -64,14 +72,21 @@ def check_settings(running: Standalone) -> None:
         found: dict[str, Any] = running.get(f"topics/{topic}").get("retention", {})
         return found
 
-    changed = done(running, "set", "large", "--retention=30d", "--retention-bytes=2MiB")
+    line = "topic", "set", "large", "--retention=30d", "--retention-bytes=2MiB"
+    refused = tidemill(running, *line)
+    assert refused.returncode == 2
+    assert "topic set with a shorter retention needs a confirmation" in refused.stderr
+    changed = done(running, *line[1:], "--yes")
     assert "for 30 d 0 h, up to 2.0 MiB per broker group" in changed
     assert retention("large") == {"ms": 30 * 86_400_000, "bytes": 2 * MIB}
     done(running, "set", "large", "--retention=forever", "--retention-bytes=default")
     assert retention("large") == {"ms": -1}
     running.put("topics/large", retention={"ms": None})
     assert retention("large") == {}
-    done(running, "set", "%DLQ%round", "--retention=90d")
+    planned = put_dry(running, "large", ms=60_000)
+    assert planned["expiredMessages"] == 0, "all messages are younger than a minute"
+    assert "expiredMessages" not in put_dry(running, "large", ms=-1)
+    done(running, "set", "%DLQ%round", "--retention=90d", "--yes")
     assert retention("%DLQ%round") == {"ms": 90 * 86_400_000}
     assert tidemill(running, "topic", "set", "missing", "--retention=1d").returncode == 1
     assert tidemill(running, "topic", "set", "large", "--retention=59s").returncode == 1

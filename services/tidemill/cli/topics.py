@@ -51,7 +51,7 @@ from tidemill.cli.topic_options import (
     checks_body,
     retention_body,
 )
-from tidemill.cli.topic_texts import change_text, checks_text, retention_text
+from tidemill.cli.topic_texts import change_text, checks_text, is_kept_less, retention_text
 from tidemill.common.clock import SystemClock
 from tidemill.common.prompts import confirm, warn
 from tidemill.common.rest_client import Json
@@ -171,10 +171,12 @@ def set_topic(
     dedup_memory: Memory = None,
     is_forced: Force = False,
     is_dry: DryRun = False,
+    is_sure: Yes = False,
 ) -> None:
     """Change a topic. Settings without an option stay.
 
-    A shorter retention removes messages at once. A dead-letter topic has only the retention.
+    A shorter retention removes messages at once, so it needs a confirmation or --yes. A dead-letter
+    topic has only the retention.
 
     Examples:
     * `tidemill topic set orders --retention 30d --retention-bytes 10GiB`
@@ -197,7 +199,25 @@ def set_topic(
     given = _given(body, dedup)
     if is_forced:
         given[FORCE] = True
+    if not is_dry and not is_sure and "retention" in given:
+        _confirm_retention(context, name, given)
     _put(context, name, given, is_dry=is_dry)
+
+
+def _confirm_retention(context: typer.Context, name: str, given: dict[str, Json]) -> None:
+    """Ask before a change that keeps messages for less time or in less space."""
+    path = f"/topics/{segment(name)}"
+    planned = call(context, "PUT", path, body=given, query={"dryRun": "true"})
+    before = planned.get("before")
+    if before is None or not is_kept_less(before, planned):
+        return
+    check_is_sure("topic set with a shorter retention", is_sure=False)
+    count = planned.get("expiredMessages")
+    loss = "" if count is None else f" {count} stored messages are older."
+    confirm(
+        f"Keep messages of topic {name} {retention_text(planned)}, no longer"
+        f" {retention_text(before)}?{loss} The broker removes messages beyond it at once."
+    )
 
 
 def _given(body: dict[str, Json], dedup: dict[str, Json]) -> dict[str, Json]:

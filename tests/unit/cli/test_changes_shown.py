@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
@@ -10,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from tidemill.cli.app import app
 from tidemill.cli.groups import change_of
+from tidemill.cli.topic_texts import is_kept_less
 from tidemill.common.rest_client import PROBLEM
 
 RETRY = {"customized": {"nextMs": [1000] * 16}}
@@ -44,8 +48,22 @@ class RestApi:
         monkeypatch.setattr(httpx.Client, "request", request)
 
 
+class TypedLines(io.StringIO):
+    """A standard input that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
+
+
+def run_on_terminal(typed: str, *arguments: str) -> int | str | None:
+    """Run a command that reads `typed`; return the exit status."""
+    with mock.patch.object(sys, "stdin", TypedLines(typed)), pytest.raises(SystemExit) as end:
+        app(list(arguments))
+    return end.value.code
 
 
 def test_a_group_that_was_there_is_said_to_be_changed() -> None:
@@ -140,3 +158,69 @@ def test_create_of_an_equal_object_is_a_success(
     refused = run(noun, "create", "billing", *different)
     assert (refused.exit_code, f"tidemill {noun} set billing" in refused.output) == (1, True)
     assert set(rest.asked) == {"GET"}
+
+
+DAY_MS = 86_400_000
+Kept = dict[str, Any]
+
+
+def kept_topic(kept: Kept) -> dict[str, Any]:
+    return TOPIC | {"retention": kept}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_less"),
+    [
+        ({}, {}, False),
+        ({"ms": DAY_MS}, {"ms": 2 * DAY_MS}, False),
+        ({"ms": DAY_MS}, {"ms": -1}, False),
+        ({}, {"ms": -1}, False),
+        ({"ms": 2 * DAY_MS}, {"ms": DAY_MS}, True),
+        ({"ms": -1}, {"ms": DAY_MS}, True),
+        ({"ms": DAY_MS}, {}, True),
+        ({}, {"ms": DAY_MS}, True),
+        ({"bytes": 2}, {"bytes": 3}, False),
+        ({"bytes": 2}, {}, False),
+        ({"bytes": 2}, {"bytes": 1}, True),
+        ({}, {"bytes": 9}, True),
+        ({"acked": "free"}, {}, False),
+        ({}, {"acked": "free"}, True),
+    ],
+)
+def test_a_change_that_may_remove_messages_is_known(
+    before: Kept, after: Kept, is_less: bool
+) -> None:
+    assert is_kept_less(kept_topic(before), kept_topic(after)) is is_less
+
+
+def test_a_shorter_retention_is_not_taken_without_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = kept_topic({"ms": 2 * DAY_MS})
+    planned = kept_topic({"ms": DAY_MS}) | {"isNew": False, "before": before}
+    rest = RestApi(monkeypatch, GET=before, PUT=planned | {"expiredMessages": 7})
+    line = "topic", "set", "orders", "--retention=1d"
+    refused = run(*line)
+    assert refused.exit_code == 2
+    assert "add --yes" in refused.output
+    assert "PUT" not in rest.asked
+    assert run(*line, "--yes").exit_code == 0
+    assert rest.asked[-1] == "PUT"
+
+
+def test_a_longer_retention_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = kept_topic({"ms": DAY_MS})
+    put = kept_topic({"ms": 2 * DAY_MS}) | {"isNew": False, "before": before}
+    rest = RestApi(monkeypatch, GET=before, PUT=put)
+    assert run("topic", "set", "orders", "--retention=2d").exit_code == 0
+    assert rest.asked == ["GET", "PUT dry", "PUT"]
+
+
+def test_a_terminal_shows_how_many_messages_a_shorter_retention_removes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = kept_topic({"ms": 2 * DAY_MS})
+    planned = kept_topic({"ms": DAY_MS}) | {"isNew": False, "before": before}
+    rest = RestApi(monkeypatch, GET=before, PUT=planned | {"expiredMessages": 7})
+    assert run_on_terminal("n\n", "topic", "set", "orders", "--retention=1d") == 1
+    assert "7 stored messages are older" in capsys.readouterr().err
+    assert "PUT" not in rest.asked
+    assert run_on_terminal("y\n", "topic", "set", "orders", "--retention=1d") == 0

@@ -281,6 +281,12 @@ class TopicView(Schema):
 class TopicPutView(TopicView):
     """A topic after a change."""
 
+    expired_messages: int | None = Field(
+        None,
+        description="In a dry run: stored messages that are older than the new `retention.ms`. The"
+        " change removes them. Missing if it does not change, or if a broker group is unreachable.",
+    )
+
     is_new: bool = Field(description="Whether this call created it.")
     before: TopicView | None = Field(
         None, description="The previous state. Missing if it is new or has not changed."

@@ -56,6 +56,7 @@ from tidemill.admin.routes import (
     PutTopicName,
     TopicName,
 )
+from tidemill.common.clock import SystemClock
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict, TopicNotFound
 from tidemill.message.namespaces import check_namespace
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
@@ -154,10 +155,32 @@ async def put_topic(
     with existence_refusals(access, resource):
         reply = await (await cluster.home()).call(calls.PUT_TOPIC, request)
     put = _put_view(reply)
-    if not dry_run:
+    if dry_run:
+        put.expired_messages = await _count_expired(cluster, reply)
+    else:
         match.answer(config_tag(reply.topic))
     note_put(access, resource, is_new=put.is_new)
     return put
+
+
+async def _count_expired(cluster: Brokers, reply: pb.PutTopicReply) -> int | None:
+    """Return how many messages are older than a planned retention time; None: unknown.
+
+    Broker groups keep other messages for their limits of bytes, which are not counted.
+    """
+    kept_ms, before_ms = reply.topic.retention.ms, reply.before.retention.ms
+    if kept_ms <= 0 or kept_ms == before_ms or not reply.HasField("before"):
+        return None
+    request = pb.PurgeTopicRequest(
+        name=reply.topic.name,
+        before_timestamp_ms=max(SystemClock().wall_ms() - kept_ms, 0),
+        dry_run=True,
+    )
+    try:
+        found = await cluster.call_all(calls.PURGE_TOPIC, request)
+    except Conflict:
+        return None  # A broker group is too old for the count.
+    return None if found.unreachable else sum(one.messages for _, one in found.answers)
 
 
 def _put_view(reply: pb.PutTopicReply) -> TopicPutView:
