@@ -14,10 +14,12 @@ from google.protobuf.message import Message
 from tests.support.clocks import ManualClock
 from tests.support.worlds.memory_meta_store import Contents, MemoryStore
 from tests.support.worlds.proxy_world import eventually
+from tidemill.admin.activity.problems import find_problems
 from tidemill.admin.app import create_app
 from tidemill.admin.cluster.broker_client import BrokerClient
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.controllers import ControllerClients
+from tidemill.admin.routes.overview import find_loss
 from tidemill.common.errors import BrokerGroupNotFound, BrokerGroupUnreachable, Conflict
 from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.forgetting import SILENCE_MS
@@ -255,6 +257,21 @@ def test_the_admin_process_uses_any_controller_that_answers() -> None:
             await ControllerClients(["127.0.0.1:1"]).groups()
         with pytest.raises(Conflict, match="has no controllers"):
             await ControllerClients([]).groups()
+
+    play(scenario)
+
+
+def test_the_overview_has_a_problem_while_no_controller_answers() -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as one:
+            await join(one, 0)
+            assert await find_loss(ControllerClients([world.address])) == ""
+        assert await find_loss(ControllerClients([])) == "", "a cluster without replicas"
+        loss = await find_loss(ControllerClients(["127.0.0.1:1"]))
+        assert loss.startswith("no controller answers: 127.0.0.1:1: ")
+        [problem] = find_problems([], [], [], controller_loss=loss)
+        assert (problem.code, problem.object) == ("ControllerNoLeader", "controllers")
+        assert loss in problem.text
 
     play(scenario)
 

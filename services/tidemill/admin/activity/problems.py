@@ -40,15 +40,19 @@ def find_problems(
     disks: Iterable[BrokerGroupStorageView],
     groups: Iterable[ConsumerGroupRowView],
     silent: Mapping[str, str] = MappingProxyType({}),
+    *,
+    controller_loss: str | None = None,
 ) -> list[ClusterProblem]:
-    """Return the problems of broker groups, disks and consumer groups.
+    """Return the problems of broker groups, controllers, disks and consumer groups.
 
     `silent` are broker groups without an answer to the last sample, with the reasons.
+    `controller_loss` is the reason why no controller answers.
     """
     known = {member.name for member in members}
     found = [
         *(_down(name, reason) for name, reason in silent.items() if name not in known),
         *(problem for member in members for problem in _of_member(member)),
+        *([] if controller_loss is None else [_without_controllers(controller_loss)]),
         *(problem for disk in disks for problem in _of_disk(disk)),
         *(problem for group in groups for problem in _of_group(group)),
     ]
@@ -66,6 +70,15 @@ def _down(name: str, reason: str) -> ClusterProblem:
         text=f"unreachable: {reason}",
         command=_status(name),
         stops_sends=True,
+    )
+
+
+def _without_controllers(reason: str) -> ClusterProblem:
+    return ClusterProblem(
+        code="ControllerNoLeader",
+        object="controllers",
+        text=f"{reason}; no failed master is replaced",
+        command="tidemill doctor",
     )
 
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 
 from tidemill.admin.activity.problems import find_problems
 from tidemill.admin.activity.sampler import Reading
+from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.json.audit import AuditKindView, AuditPageView
 from tidemill.admin.json.broker_groups import BrokerGroupListView
 from tidemill.admin.json.consumer_groups import ConsumerGroupPageView
@@ -27,7 +28,7 @@ from tidemill.admin.routes.replicas import All
 from tidemill.admin.routes.storage import get_storage
 from tidemill.admin.routes.timers import list_timers
 from tidemill.admin.routes.topics import list_topics
-from tidemill.common.errors import ServiceError
+from tidemill.common.errors import BrokerGroupUnreachable, ServiceError
 from tidemill.security.acl import Action, Resource, ResourceType
 
 router = APIRouter(tags=["overview"])
@@ -83,6 +84,9 @@ async def get_overview(
                 is_allowed=sees_members,
             )
         )
+        of_controllers = tasks.create_task(
+            read("controllers", lambda: find_loss(controllers), is_allowed=sees_members)
+        )
         of_disks = tasks.create_task(
             read(
                 "disks", lambda: get_storage(cluster, access, page_size=1), is_allowed=sees_members
@@ -109,6 +113,7 @@ async def get_overview(
         )
     return _view(
         of_members.result(),
+        of_controllers.result() or None,
         of_disks.result(),
         of_groups.result(),
         of_topics.result(),
@@ -120,6 +125,16 @@ async def get_overview(
     )
 
 
+async def find_loss(controllers: ControllerClients) -> str:
+    """Return why no controller answers; empty if one does, or if the cluster has none."""
+    if controllers.are_configured:
+        try:
+            await controllers.groups()
+        except BrokerGroupUnreachable as error:
+            return error.message
+    return ""
+
+
 def _silent(reading: Reading) -> Mapping[str, str]:
     """Return the broker groups without an answer to the last sample, with the reasons."""
     return {} if reading.numbers is None else reading.numbers.unreachable
@@ -127,6 +142,7 @@ def _silent(reading: Reading) -> Mapping[str, str]:
 
 def _view(
     members: BrokerGroupListView | None,
+    controller_loss: str | None,
     storage: StorageView | None,
     groups: ConsumerGroupPageView | None,
     topics: TopicPageView | None,
@@ -141,6 +157,7 @@ def _view(
         [] if storage is None else storage.broker_groups,
         [] if groups is None else groups.groups,
         silent,
+        controller_loss=controller_loss,
     )
     shown = (storage, groups, topics, timers, letters, changes)
     lacking = {name for each in shown if each is not None for name in each.unreachable or ()}
