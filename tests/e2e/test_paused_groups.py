@@ -125,6 +125,17 @@ def test_a_dry_run_pauses_nothing(running: Standalone) -> None:
     assert "paused" not in running.get("groups/dry")
 
 
+def test_a_pause_without_a_body_has_the_defaults(running: Standalone) -> None:
+    running.put("groups/bodiless")
+    url = f"{running.admin}/api/v1/groups/bodiless:pause"
+    paused = httpx.post(url, trust_env=False)
+    assert paused.status_code == httpx.codes.OK, paused.text
+    assert paused.json()["paused"]["untilMs"] > 0
+    text = {"content-type": "text/plain"}
+    refused = httpx.post(url, content=b"{}", headers=text, trust_env=False)
+    assert refused.status_code == httpx.codes.UNSUPPORTED_MEDIA_TYPE
+
+
 def test_wrong_pauses_are_refused(running: Standalone) -> None:
     running.put("groups/refused")
     url = f"{running.admin}/api/v1/groups/refused:pause"

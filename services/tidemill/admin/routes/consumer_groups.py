@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Body
 
 from tidemill.admin.activity.numbers import GroupState
 from tidemill.admin.activity.rows import (
@@ -193,7 +193,7 @@ async def get_group(
 @router.post("/groups/{group}:pause", response_model_exclude_none=True)
 async def pause_group(
     group: GroupName,
-    wish: GroupPauseRequest,
+    wish: Annotated[GroupPauseRequest, Body(default_factory=GroupPauseRequest)],
     cluster: Cluster,
     caller: Caller,
     author: ChangeAuthor,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Body, Depends, Request, Response
 
 from tidemill.admin.cluster.own_operations import OwnOperation, owner_of
 from tidemill.admin.cluster.support_bundles import (
@@ -51,7 +51,7 @@ Bundles = Annotated[SupportBundles, Depends(support_bundles_of)]
 
 @router.post("/support-bundles", status_code=HTTPStatus.ACCEPTED, response_model_exclude_none=True)
 async def make_support_bundle(
-    wanted: SupportBundleRequest,
+    wanted: Annotated[SupportBundleRequest, Body(default_factory=SupportBundleRequest)],
     request: Request,
     processes: All,
     bundles: Bundles,

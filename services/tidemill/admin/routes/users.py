@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Body, Depends, Path, Query, Request
 
 from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster.lock_outs import LockOutCheck
@@ -161,7 +161,7 @@ async def put_user(
 @router.post("/users/{user}:rotate", response_model_exclude_none=True)
 async def rotate_user(
     user: UserName,
-    settings: RotationSettings,
+    settings: Annotated[RotationSettings, Body(default_factory=RotationSettings)],
     items: SecurityItems,
     caller: Caller,
     author: ChangeAuthor,
