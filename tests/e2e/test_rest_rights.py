@@ -312,6 +312,13 @@ def test_dead_letters_need_the_rights_of_their_group(rest: RestApi) -> None:
     assert (settled["state"], settled["settledBy"]) == ("DISCARDED", "changer")
 
 
+def recreate(rest: RestApi, user: str) -> None:
+    """Delete a user and create one of the same name and rights, who is another user."""
+    entries = rest.passed("root", f"GET /users/{user}")["entries"]
+    rest.passed("root", f"DELETE /users/{user}")
+    rest.passed("root", f"PUT /users/{user}", secret=SECRET, entries=entries)
+
+
 def test_an_operation_belongs_to_its_starter(rest: RestApi) -> None:
     rest.passed("root", "PUT /topics/halted")
     rest.passed("root", "PUT /groups/halted", maxAttempts=1)
@@ -350,7 +357,13 @@ def test_an_operation_belongs_to_its_starter(rest: RestApi) -> None:
             rest.missing(user, f"POST /operations/{id_}:cancel")
     cancel = f"POST /operations/{id_}:cancel"
     assert "may not Update on Cluster:processes" in rest.refused("watcher", cancel)
-    assert rest.passed("changer", cancel)["operation"]["state"] == "CANCELLED"
+    plan = f"{cancel}?dryRun=true"
+    assert rest.passed("changer", plan)["operation"]["state"] == "RUNNING"
+    recreate(rest, "changer")
+    eventually(lambda: rest.ask("changer", plan).status_code == HTTPStatus.NOT_FOUND)
+    rest.missing("changer", cancel)
+    assert rest.passed("changer", "GET /operations")["operations"] == []
+    assert rest.passed("root", cancel)["operation"]["state"] == "CANCELLED"
 
 
 def test_a_dedup_key_needs_the_rights_of_its_topic(rest: RestApi) -> None:

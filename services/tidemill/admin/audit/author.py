@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from tidemill.admin.http.actor import Actor
+from tidemill.message.client_key import NO_OWNER
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 CREATE: Final = "Create"
@@ -22,6 +23,7 @@ class Author:
     actor: Actor
     process: str
     call: str  # method and template of the path: "PUT /topics/{topic}"
+    user_id: int = NO_OWNER  # of the verified user
 
     def of(self, resource: str, action: str = UPDATE) -> pb.ChangeAuthor:
         """Return the author of an action on a resource, such as `Topic:orders`."""
@@ -34,4 +36,5 @@ class Author:
             call=self.call,
             resource=resource,
             action=action,
+            user_id=self.user_id,
         )

@@ -95,7 +95,8 @@ def caller_of(
 
 def author_of(request: Request, actor: Annotated[Actor, Depends(actor_of)]) -> Author:
     """Return the author of a change."""
-    return Author(actor, request.app.state.process, call_of(request))
+    user_id = access_of(request).user_id
+    return Author(actor, request.app.state.process, call_of(request), user_id)
 
 
 def call_of(request: Request) -> str:

@@ -168,7 +168,8 @@ async def cancel_operation(
 
 
 def _is_own(access: RequestAccess, parts: list[OperationPart]) -> bool:
-    return bool(access.user) and parts[0].operation.user == access.user
+    first = parts[0].operation
+    return bool(access.user) and (first.user, first.user_id) == (access.user, access.user_id)
 
 
 def _may_see(access: RequestAccess, parts: list[OperationPart]) -> bool:
