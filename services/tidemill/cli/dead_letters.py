@@ -22,6 +22,7 @@ from tidemill.cli.messages import file_base64, named_values, printable
 from tidemill.cli.pages import read_pages
 from tidemill.cli.rest import (
     call,
+    check_filled,
     check_is_sure,
     in_namespace,
     is_text,
@@ -90,12 +91,20 @@ FilterReason = Annotated[
     LetterReasonName | None,
     typer.Option("--reason", case_sensitive=False, help="All open ones with this reason."),
 ]
-FilterTag = Annotated[str | None, typer.Option("--tag", help="All open ones with this tag.")]
+FilterTag = Annotated[
+    str | None, typer.Option("--tag", help="All open ones with this tag.", callback=check_filled)
+]
 FilterFrom = Annotated[
-    str | None, typer.Option("--from", metavar=INSTANT, help="All open ones from this time on.")
+    str | None,
+    typer.Option(
+        "--from", metavar=INSTANT, help="All open ones from this time on.", callback=check_filled
+    ),
 ]
 FilterTo = Annotated[
-    str | None, typer.Option("--to", metavar=INSTANT, help="All open ones before this time.")
+    str | None,
+    typer.Option(
+        "--to", metavar=INSTANT, help="All open ones before this time.", callback=check_filled
+    ),
 ]
 Rate = Annotated[
     int | None,

@@ -273,10 +273,21 @@ def call_pages(context: typer.Context, path: str, key: str, **filters: str) -> l
         query["pageToken"] = token
 
 
+def check_filled(context: typer.Context, value: str | None) -> str | None:
+    """Return a value that is not empty; the callback of options that narrow a change.
+
+    The admin API reads an empty value as no limit, and a shell makes one of an unset variable.
+    """
+    if value is not None and not value.strip() and not context.resilient_parsing:
+        raise typer.BadParameter("the value is empty; give one, or omit the option")
+    return value
+
+
 def in_namespace(context: typer.Context, name: str | None) -> str | None:
     """Return the full name of a topic or consumer group; the callback of each such parameter."""
     if name is None or context.resilient_parsing:
         return name
+    check_filled(context, name)
     return full_name(options_of(context).namespace, name)
 
 

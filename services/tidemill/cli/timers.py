@@ -11,6 +11,7 @@ from tidemill.cli.completion_names import complete_topic
 from tidemill.cli.pages import read_pages
 from tidemill.cli.rest import (
     call,
+    check_filled,
     check_is_sure,
     has_several,
     in_namespace,
@@ -72,14 +73,21 @@ FilterTopic = Annotated[
     ),
 ]
 FilterKey = Annotated[
-    str | None, typer.Option("--key", help="All pending timers with this message key.")
+    str | None,
+    typer.Option("--key", help="All pending timers with this message key.", callback=check_filled),
 ]
-FilterTag = Annotated[str | None, typer.Option("--tag", help="Only messages with this tag.")]
+FilterTag = Annotated[
+    str | None, typer.Option("--tag", help="Only messages with this tag.", callback=check_filled)
+]
 FilterFrom = Annotated[
-    str | None, typer.Option("--from", metavar=INSTANT, help="Only timers due at or after it.")
+    str | None,
+    typer.Option(
+        "--from", metavar=INSTANT, help="Only timers due at or after it.", callback=check_filled
+    ),
 ]
 FilterTo = Annotated[
-    str | None, typer.Option("--to", metavar=INSTANT, help="Only timers due before it.")
+    str | None,
+    typer.Option("--to", metavar=INSTANT, help="Only timers due before it.", callback=check_filled),
 ]
 MaxCount = Annotated[
     int | None,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fastapi import Request
+from pydantic import ValidationError
 
 from tests.support.worlds.broker_groups import AUTHOR, cluster_of
 from tests.support.worlds.fake_calls import CallsByRequest
@@ -114,6 +115,13 @@ def test_an_operation_that_no_broker_group_begins_fails() -> None:
 
 
 # ------------------------------------------------------------ keys
+
+
+@pytest.mark.parametrize("chosen", [{"tag": ""}, {"topic": ""}, {"toMs": 0}, {"toMs": -1}])
+def test_an_empty_field_of_a_filter_is_rejected(chosen: dict[str, Any]) -> None:
+    """The broker would read it as no limit."""
+    with pytest.raises(ValidationError):
+        DeadLettersRequest.model_validate({"filter": chosen})
 
 
 def key_of(access: RequestAccess, header: str | None) -> str | None:

@@ -250,6 +250,11 @@ def test_the_rights_of_a_filter() -> None:
         (TimersRequest, {"ids": ["b:1"], "maxCount": 1}),
         (TimersRequest, {"filter": {}}),
         (TimersRequest, {"filter": {"tag": "t"}}),
+        # The broker would read an empty field as no limit.
+        (TimersRequest, {"filter": {"topic": "t", "tag": ""}}),
+        (TimersRequest, {"filter": {"topic": "t", "key": ""}}),
+        (TimersRequest, {"filter": {"topic": "", "key": "k"}}),
+        (TimersRequest, {"filter": {"topic": "t", "dueToMs": 0}}),
         (TimersRequest, {"filter": {"topic": "t"}, "maxCount": 1_000_001}),
         (TimersRequest, {"ids": ["b:1"], "shiftMs": 1}),
         (RescheduleTimersRequest, {"ids": ["b:1"]}),

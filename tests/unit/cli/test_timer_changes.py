@@ -134,3 +134,27 @@ def test_options_that_do_not_fit_are_a_usage_error(arguments: tuple[str, ...]) -
     api = FakeApi()
     assert api.run(*arguments, "--yes").exit_code == 2
     assert api.requests == []
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("timer cancel --topic orders", "--tag"),
+        ("timer fire --topic orders", "--key"),
+        ("timer cancel --key k", "--topic"),
+        ("timer cancel --topic orders", "--from"),
+        ("timer cancel --topic orders", "--to"),
+        ("timer list", "--topic"),
+        ("dead-letter discard billing", "--tag"),
+        ("dead-letter replay billing --tag red", "--topic"),
+        ("dead-letter replay billing", "--to"),
+    ],
+)
+def test_an_empty_option_of_a_filter_is_a_usage_error(command: str, option: str) -> None:
+    """A shell makes an empty text of an unset variable, which would match everything."""
+    api = FakeApi()
+    with scripted_api(api.answer) as address:
+        arguments = ["--admin", address, *command.split(), f"{option}="]
+        result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, api.requests) == (2, [])
+    assert option in result.stderr

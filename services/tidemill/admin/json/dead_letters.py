@@ -186,14 +186,17 @@ class DeadLetterSummaryView(Schema):
 class DeadLetterFilterView(Schema):
     """Open dead letters of the consumer group. A missing field matches all of them."""
 
-    topic: Text | None = Field(None, max_length=255, description=_TOPIC)
+    topic: Text | None = Field(None, min_length=1, max_length=255, description=_TOPIC)
     reason: DeadLetterReason | None = Field(None, description="Why they are dead letters.")
-    tag: Text | None = Field(None, max_length=255, description="Tag of the messages.")
+    tag: Text | None = Field(None, min_length=1, max_length=255, description="Tag of the messages.")
     from_ms: StrictInt | None = Field(
         None, ge=0, le=EXACT_MAX, description="Dead at or after this time (Unix, ms)."
     )
     to_ms: StrictInt | None = Field(
-        None, ge=0, le=EXACT_MAX, description="Dead before this time (Unix, ms)."
+        None,
+        ge=1,  # The broker reads 0 as no limit.
+        le=EXACT_MAX,
+        description="Dead before this time (Unix, ms).",
     )
 
 

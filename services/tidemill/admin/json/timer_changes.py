@@ -49,7 +49,7 @@ class TimerFilterView(Schema):
         " 10,000 messages with this key match.",
         min_length=1,
     )
-    tag: Text | None = Field(None, max_length=255, description="Tag of the messages.")
+    tag: Text | None = Field(None, min_length=1, max_length=255, description="Tag of the messages.")
     due_from_ms: StrictInt | None = Field(
         None,
         ge=0,
@@ -59,7 +59,7 @@ class TimerFilterView(Schema):
     )
     due_to_ms: StrictInt | None = Field(
         None,
-        ge=0,
+        ge=1,  # The broker reads 0 as no limit.
         le=EXACT_MAX,
         description="Due before this time (Unix, ms).",
         examples=[1_798_743_600_000],
