@@ -243,10 +243,16 @@ def _user() -> str:
 
 
 def read_token(token: str, file: Path | None) -> str:
-    """Return the token or the content of its file. If the file is unreadable, end the command."""
+    """Return the token or the content of its file; "" without any.
+
+    If the file is unreadable or empty, end the command.
+    """
     if token or file is None:
         return token
-    return read_credential(file, "the token").strip()
+    content = read_credential(file, "the token").strip()
+    if not content:
+        raise typer.BadParameter(f"{file} has no token")
+    return content
 
 
 def check_is_sure(command: str, *, is_sure: bool) -> None:

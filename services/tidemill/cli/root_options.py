@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,13 @@ ACCESS: Final[dict[str, Any]] = {
     "user": "",
     "secret_file": None,
     "ca_file": None,
+}
+# Credentials and their variables. click reads an empty variable as a missing one.
+CREDENTIALS: Final = {
+    "token": "TIDEMILL_ADMIN_TOKEN",
+    "token_file": "TIDEMILL_ADMIN_TOKEN_FILE",
+    "user": "TIDEMILL_USER",
+    "secret_file": "TIDEMILL_SECRET_FILE",
 }
 
 
@@ -56,6 +64,11 @@ def read_options(context: typer.Context, values: RootValues) -> Options:
             name: empty for name, empty in ACCESS.items() if _source(context, name) == ENVIRONMENT
         }
         values = replace(values, **stale)
+    else:
+        _check_variables(context, values)
+    for name in ("token", "user"):
+        if _source(context, name) == FLAG and not getattr(values, name):
+            raise typer.BadParameter(f"--{name} is empty; omit it to use the saved credentials")
     if values.is_insecure:
         if values.ca_file is not None:
             raise typer.BadParameter("--insecure and --admin-ca-file contradict each other")
@@ -80,6 +93,20 @@ def read_options(context: typer.Context, values: RootValues) -> Options:
         context_name=values.context_name,
         confirmed=confirmed,
     )
+
+
+def _check_variables(context: typer.Context, values: RootValues) -> None:
+    """End the command if a variable of its credentials is empty and no other credentials are given.
+
+    The saved credentials may belong to a super user, so they do not replace a lost value.
+    """
+    if any(getattr(values, name) for name in CREDENTIALS):
+        return
+    for name, variable in CREDENTIALS.items():
+        if os.environ.get(variable) == "" and _source(context, name) != FLAG:
+            raise typer.BadParameter(
+                f"the variable {variable} is empty; unset it to use the saved credentials"
+            )
 
 
 def _find_context(context: typer.Context, name: str, admin: str) -> ClusterContext | None:

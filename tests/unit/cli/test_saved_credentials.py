@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from tests.support.scripted_api import ApiAnswer, ApiRequest, refusal, scripted_api
 from tidemill.cli.app import app
 from tidemill.cli.credentials import FILE_BYTES_MAX, UserCredentials, find_credentials
-from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_UNREACHABLE
+from tidemill.cli.root_options import CREDENTIALS
+from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
 from tidemill.security.tokens import make_token
 
 
@@ -102,6 +103,52 @@ def test_a_secret_file_without_a_known_user_is_refused(
 
 
 SAVED = "ops\na-secret-of-sixteen\n"
+
+
+def run_with_saved(saved: Path, *options: str) -> tuple[int, str, list[str]]:
+    """List topics; return the exit status, the output, and the credentials that were sent."""
+    saved.write_text(SAVED)
+    sent: list[str] = []
+
+    def answer(request: ApiRequest) -> ApiAnswer:
+        sent.append(request.authorization)
+        return ApiAnswer({"topics": []})
+
+    with scripted_api(answer) as address:
+        result = CliRunner().invoke(app, ["--admin", address, *options, "topic", "list"])
+    return result.exit_code, result.output, sent
+
+
+@pytest.mark.parametrize("option", ["--token", "--user"])
+def test_an_empty_option_does_not_mean_the_saved_credentials(saved: Path, option: str) -> None:
+    status, output, sent = run_with_saved(saved, option, "")
+    assert (status, sent) == (EXIT_USAGE, [])
+    assert f"{option} is empty" in output
+
+
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_an_empty_token_file_does_not_mean_the_saved_credentials(
+    saved: Path, tmp_path: Path, text: str
+) -> None:
+    file = secret_file(tmp_path, text)
+    status, output, sent = run_with_saved(saved, "--token-file", str(file))
+    assert (status, sent) == (EXIT_USAGE, [])
+    assert "has no token" in " ".join(output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("variable", CREDENTIALS.values())
+def test_an_empty_variable_does_not_mean_the_saved_credentials(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "")
+    status, output, sent = run_with_saved(saved)
+    assert (status, sent) == (EXIT_USAGE, [])
+    assert variable in output
+
+
+def test_an_option_replaces_an_empty_variable(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEMILL_ADMIN_TOKEN_FILE", "")
+    assert run_with_saved(saved, "--token", "given")[2] == ["Bearer given"]
 
 
 @pytest.mark.parametrize(
