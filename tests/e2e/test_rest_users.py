@@ -73,7 +73,7 @@ def test_the_mode_on_needs_users_and_rights(tmp_path: Path) -> None:
             assert audit.status_code == 403
             records = json.loads(tidemill(running, tmp_path, "audit", "list").stdout)
             assert "eve" in json.dumps(records)
-            assert tidemill(running, tmp_path, "security", "disable").returncode == 0
+            assert tidemill(running, tmp_path, "security", "disable", "--yes").returncode == 0
             eventually(lambda: http.get(f"{url}/topics").status_code == 200)
 
 

@@ -103,7 +103,8 @@ def test_changes_of_the_mode_fail_no_call_and_repeat_no_message(tmp_path: Path) 
                     tasks.create_task(load.send(client, lambda: b"m%d" % next(numbers)))
                 for client in clients[3:]:
                     tasks.create_task(load.consume(client))
-                for change in (["enable", "--permissive"], ["enable"], ["disable"], ["enable"]):
+                disable = ["disable", "--yes"]
+                for change in (["enable", "--permissive"], ["enable"], disable, ["enable"]):
                     await load.wait_for_progress()
                     await command(*change)
                 await load.wait_for_progress()

@@ -76,7 +76,7 @@ def measure_modes(
     found: dict[str, dict[str, list[float]]] = {mode: defaultdict(list) for mode in ("off", "on")}
     for number in range(pairs):
         for mode in ("off", "on") if number % 2 else ("on", "off"):
-            server.run("security", "enable" if mode == "on" else "disable")
+            server.run("security", *(["enable"] if mode == "on" else ["disable", "--yes"]))
             h2load(server.running.grpc, SEND, request, 2_000, folder, headers)
             meter = Meter(pids)
             rate = h2load(server.running.grpc, SEND, request, messages, folder, headers)

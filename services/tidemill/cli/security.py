@@ -13,6 +13,7 @@ from tidemill.cli.key_rotation import rotate_key
 from tidemill.cli.rest import (
     call,
     call_pages,
+    check_is_sure,
     is_text,
     options_of,
     say,
@@ -24,7 +25,7 @@ from tidemill.cli.security_import import import_users
 from tidemill.cli.security_refusals import find_refusals, show_refusals
 from tidemill.common.errors import BadRequest
 from tidemill.common.exit_codes import EXIT_REFUSED
-from tidemill.common.prompts import fail
+from tidemill.common.prompts import confirm, fail
 from tidemill.common.rest_client import Json
 from tidemill.security.identities import check_user_name, new_secret
 
@@ -42,6 +43,7 @@ Permissive = Annotated[
 Force = Annotated[
     bool, typer.Option("--force", help="Set the mode also if it locks this command out.")
 ]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for a confirmation.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
 
 
@@ -162,14 +164,18 @@ app.command("import")(import_users)
 
 
 @app.command("disable")
-def disable(context: typer.Context, dry_run: DryRun = False) -> None:
+def disable(context: typer.Context, is_sure: Yes = False, dry_run: DryRun = False) -> None:
     """Ignore credentials and rights again. Users and roles stay.
 
-    Example: tidemill security disable
+    Example: tidemill security disable --dry-run
     """
+    if not dry_run:
+        check_is_sure("security disable", is_sure=is_sure)
     before = call(context, "GET", "/security")
     if before["floor"] != "off":
         fail(f"security_floor is {before['floor']}: change that setting first", EXIT_REFUSED)
+    if not dry_run and not is_sure:
+        confirm("Set the mode off? Every client can then send, receive and administer.")
     after = _set_mode(context, "off", dry_run=dry_run)
     say(context, after, _mode_line(before, after, dry_run=dry_run))
 

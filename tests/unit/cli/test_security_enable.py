@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from tests.support.scripted_api import LOST, ApiAnswer, ApiRequest, refusal, scripted_api
 from tidemill.cli.app import app
+from tidemill.cli.app import run as run_commands
 from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
 
 DONE = 0
@@ -61,6 +63,14 @@ class Cluster:
         pair = base64.b64decode(authorization.removeprefix("Basic ")).decode().split(":")
         is_known = len(pair) == 2 and self.secrets.get(pair[0]) == pair[1]
         return {"superCredentials": is_known and self.mode != "off", "mode": self.mode}
+
+
+class Terminal(io.StringIO):
+    """The standard input of a user at a terminal."""
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return True
 
 
 class World:
@@ -135,6 +145,27 @@ def test_credentials_of_another_user_are_not_overwritten(world: World) -> None:
         assert world.run("enable").exit_code == EXIT_USAGE
         assert world.file.read_text() == content
     assert world.cluster.secrets == {}
+
+
+def test_a_script_confirms_that_it_disables_security(world: World) -> None:
+    world.cluster.mode = "on"
+    refused = world.run("disable")
+    assert (refused.exit_code, world.cluster.modes) == (EXIT_USAGE, [])
+    assert "add --yes" in refused.output
+    assert world.run("disable", "--yes").exit_code == DONE
+    assert world.cluster.modes == ["off"]
+
+
+@pytest.mark.parametrize(("reply", "modes"), [("n\n", []), ("y\n", ["off"])])
+def test_a_user_at_a_terminal_is_asked_before_security_is_disabled(
+    world: World, monkeypatch: pytest.MonkeyPatch, reply: str, modes: list[str]
+) -> None:
+    world.cluster.mode = "on"
+    monkeypatch.setattr("sys.stdin", Terminal(reply))
+    with pytest.raises(SystemExit) as ended:
+        run_commands(["--admin", world.address, "security", "disable"])
+    assert (ended.value.code == DONE) == bool(modes)
+    assert world.cluster.modes == modes
 
 
 def test_a_dry_run_changes_nothing(world: World) -> None:
