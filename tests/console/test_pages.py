@@ -89,34 +89,9 @@ def test_a_page_is_accessible_and_fits_a_desktop_and_a_phone(
         visitor.complaints.clear()  # Chromium logs the status 404 itself.
 
 
-def test_a_message_is_found_by_its_key_and_shows_its_journey(visitor: Visitor) -> None:
-    with visitor.page("/ui/messages") as page:
-        page.get_by_label("Topic").fill("orders")
-        page.get_by_label("Key", exact=True).fill("order-3")
-        page.get_by_role("button", name="Find").click()
-        page.locator("tbody a.id").click()
-        page.get_by_label("Body").get_by_text(f"{MARKUP} 3").wait_for()
-        assert "STORED" in page.locator("table").inner_text().upper()
-
-
 def states_of(world: ConsoleWorld) -> dict[str, str]:
     found = world.running.get("dead-letters")["deadLetters"]
     return {each["id"]: each["state"] for each in found}
-
-
-def test_two_selected_dead_letters_are_replayed_to_their_group(
-    visitor: Visitor, world: ConsoleWorld
-) -> None:
-    first, second = world.letter_ids()[:2]
-    with visitor.page("/ui/dead-letters?group=mailing") as page:
-        page.get_by_label(f"Select {first}").check()
-        page.get_by_label(f"Select {second}").check()
-        page.get_by_role("button", name="Replay selected to mailing only...").click()
-        page.get_by_role("button", name="Replay 2 messages to mailing only").click()
-        page.get_by_role("heading", name="Replay dead letters of mailing: done").wait_for()
-        page.get_by_role("link", name="Back").click()
-        page.wait_for_url("**/ui/dead-letters?group=mailing")
-    assert {states_of(world)[one] for one in (first, second)} == {"REPLAYED"}
 
 
 def test_all_dead_letters_of_one_reason_are_discarded(
@@ -130,21 +105,6 @@ def test_all_dead_letters_of_one_reason_are_discarded(
         page.get_by_text("done: 3 of 3 done").wait_for()
     states = world.running.get("dead-letters?group=dropping")["deadLetters"]
     assert {one["state"] for one in states} == {"DISCARDED"}
-
-
-def test_a_dead_letter_is_edited_and_replayed_without_script(
-    visitor: Visitor, world: ConsoleWorld
-) -> None:
-    edited = world.letter_ids()[2]
-    path = f"/ui/groups/mailing/dead-letters/{edited}"
-    with visitor.page(path, java_script_enabled=False) as page:
-        page.get_by_role("link", name="Edit and replay...").click()
-        assert page.get_by_label("Body").input_value().startswith(MARKUP)
-        page.get_by_label("Body").fill('{"amount": 12}')
-        page.get_by_role("button", name="Show the effect").click()
-        page.get_by_role("button", name="Replay the changed message to mailing only").click()
-        page.get_by_role("heading", name=f"Edit and replay {edited}: done").wait_for()
-    assert states_of(world)[edited] == "REPLAYED"
 
 
 def test_a_dead_letter_is_discarded(visitor: Visitor, world: ConsoleWorld) -> None:
@@ -200,13 +160,6 @@ def test_a_chart_has_a_table_and_a_range(visitor: Visitor, world: ConsoleWorld) 
         assert "range=24h" in page.url
 
 
-def test_a_locked_queue_is_unlocked(visitor: Visitor) -> None:
-    with visitor.page("/ui/groups/booking") as page:
-        page.get_by_role("link", name="Unlock... queue 0 of ledger").click()
-        page.get_by_role("button", name="Unlock the queue for booking").click()
-        page.get_by_role("heading", name="Unlock a queue of booking: done").wait_for()
-
-
 def test_a_message_is_sent_with_a_delay_and_found_among_the_timers(visitor: Visitor) -> None:
     with visitor.page("/ui/topics/payments/send") as page:
         page.get_by_label("Body").fill("later")
@@ -224,29 +177,6 @@ def delayed_by_hours(world: ConsoleWorld, topic: str) -> None:
         hour_ms + HOUR_MS + n for n in (0, 1)
     ]:
         world.send(topic, "x", deliverAtMs=due_ms)
-
-
-def count_of_timers(world: ConsoleWorld, topic: str) -> int:
-    return len(world.running.get(f"timers?topic={topic}")["timers"])
-
-
-@pytest.mark.parametrize("has_script", [True, False])
-def test_all_timers_of_one_hour_of_the_heat_map_are_cancelled(
-    visitor: Visitor, world: ConsoleWorld, has_script: bool
-) -> None:
-    topic = f"hourly-{has_script}"
-    delayed_by_hours(world, topic)
-    with visitor.page(f"/ui/timers?topic={topic}", java_script_enabled=has_script) as page:
-        page.locator(".heat").get_by_role("link", name="5", exact=True).click()
-        assert "All 5 found" in page.locator("main").inner_text()
-        page.get_by_role("link", name="Cancel all...").click()
-        page.get_by_role("button", name="Cancel 5 timers").click()
-        page.get_by_role("heading", name="Cancel timers: broker").wait_for()
-        eventually(lambda: count_of_timers(world, topic) == 2)
-        if not has_script:
-            page.reload()
-        page.get_by_text("5 of 5 done").wait_for()
-    assert count_of_timers(world, topic) == 2
 
 
 def test_selected_timers_are_moved_and_an_operation_is_listed(
@@ -290,27 +220,6 @@ def test_lines_of_a_body_arrive_as_they_were_typed(visitor: Visitor, world: Cons
         for each in world.running.get(path + broker)["messages"]
     ]
     assert sent["bodyText"] == "one\ntwo"
-
-
-def test_a_topic_is_purged_with_the_mouse(visitor: Visitor, world: ConsoleWorld) -> None:
-    world.running.put("topics/old")
-    world.send("old", "x")
-    with visitor.page("/ui/topics") as page:
-        page.get_by_role("link", name="old", exact=True).click()
-        page.get_by_role("link", name="Purge...").click()
-        page.get_by_role("button", name="Remove 1 messages of old").click()
-        page.get_by_role("heading", name="Purge old: done").wait_for()
-        page.get_by_role("link", name="Back").click()
-        page.wait_for_url("**/ui/topics/old")
-
-
-def test_a_topic_is_purged_without_script(visitor: Visitor, world: ConsoleWorld) -> None:
-    world.running.put("topics/plain")
-    world.send("plain", "x")
-    with visitor.page("/ui/topics/plain/purge", java_script_enabled=False) as page:
-        page.get_by_role("button", name="Show the effect").click()
-        page.get_by_role("button", name="Remove 1 messages of plain").click()
-        page.get_by_role("heading", name="Purge plain: done").wait_for()
 
 
 def test_keys_open_pages_fields_and_the_list_of_keys(visitor: Visitor) -> None:

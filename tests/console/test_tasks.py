@@ -19,7 +19,15 @@ from tests.support.processes.processes import descendants, standalone
 
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 60 * MINUTE_MS
-HANDS: Final = {"mouse": Mouse, "keyboard": Keyboard, "without script": WithoutScript}
+HANDS: Final[dict[str, type[Mouse | Keyboard]]] = {
+    "mouse": Mouse,
+    "keyboard": Keyboard,
+    "without script": WithoutScript,
+}
+    "mouse": Mouse,
+    "keyboard": Keyboard,
+    "without script": WithoutScript,
+}
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +211,7 @@ def test_a_locked_queue_is_unlocked(hand: Hand, world: ConsoleWorld, own: str) -
     button(hand, "Show")
     link(hand, own)
     link(hand, f"Unlock... queue 0 of {own}")
-    button(hand, f"Unlock the queue for {own}")
+    button(hand, f"Unlock 1 messages for {own}")
     heading(hand, f"Unlock a queue of {own}: done")
     assert world.running.get(f"groups/{own}/progress")["locks"] == []
 
@@ -214,13 +222,8 @@ def test_a_master_is_moved_and_its_outage_read(hand: Hand, world: ConsoleWorld) 
     link(hand, "Move the master of broker-1...")
     button(hand, "Move the master of broker-1")
     link(hand, "Back")
-    after = eventually(
-        lambda: (
-            found
-            if (found := world.running.get("replicas/broker-1"))["epoch"] > before["epoch"]
-            else None
-        )
-    )
+    eventually(lambda: world.running.get("replicas/broker-1")["epoch"] > before["epoch"])
+    after = world.running.get("replicas/broker-1")
     rows = hand.page.get_by_role("table", name="Elections").nth(1)
     epoch = rows.get_by_role("cell", name=str(after["epoch"]), exact=True)
     if isinstance(hand, WithoutScript):
@@ -277,6 +280,4 @@ def test_the_runbook_of_a_broken_part_is_opened(hand: Hand, world: ConsoleWorld)
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
-    eventually(
-        lambda: "unreachable" not in world.running.get("broker-groups"), within_ms=60_000
-    )
+    eventually(lambda: "unreachable" not in world.running.get("broker-groups"), within_ms=60_000)

@@ -36,7 +36,8 @@ def refused_send(rest: httpx.Client, topic: str) -> dict[str, Any]:
 
 
 def names_the_nearest(rest: httpx.Client) -> bool:
-    return refused_send(rest, "deliverys")["detail"].endswith("; did you mean 'delivery'?")
+    detail = str(refused_send(rest, "deliverys")["detail"])
+    return detail.endswith("; did you mean 'delivery'?")
 
 
 def test_a_send_to_a_missing_topic_creates_none_and_names_the_nearest(
