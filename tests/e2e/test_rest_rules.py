@@ -63,6 +63,31 @@ def test_a_change_of_another_version_is_refused(http: httpx.Client, path: str) -
     http.delete(path).raise_for_status()
 
 
+def test_a_page_token_belongs_to_its_list_filter_and_order(http: httpx.Client) -> None:
+    for name in ("token-a", "token-b", "token-c"):
+        http.put(f"/topics/{name}", json={}).raise_for_status()
+        http.put(f"/groups/{name}", json={}).raise_for_status()
+    query = {"prefix": "token-", "pageSize": "2"}
+    first = http.get("/topics", params=query).json()
+    token = first["nextPageToken"]
+    rest = http.get("/topics", params={**query, "pageToken": token, "pageSize": "9"}).json()
+    assert [one["name"] for one in rest["topics"]] == ["token-c"]
+    for path, other in (
+        ("/topics", {"prefix": "token"}),
+        ("/topics", {}),
+        ("/topics", {**query, "sort": "-bytes"}),
+        ("/groups", query),
+        ("/clients", {}),
+        ("/audit", {}),
+    ):
+        refused = http.get(path, params={**other, "pageToken": token})
+        assert (path, refused.status_code) == (path, 400), refused.text
+    assert "another filter" in http.get("/topics", params={"pageToken": token}).json()["detail"]
+    for name in ("token-a", "token-b", "token-c"):
+        http.delete(f"/topics/{name}").raise_for_status()
+        http.delete(f"/groups/{name}").raise_for_status()
+
+
 @pytest.mark.parametrize("tag", ["7.1", 'W/"7.1"', '"7"', '"7.1", "7.2"', "x"])
 def test_a_strange_etag_is_refused(http: httpx.Client, tag: str) -> None:
     refused = http.put("/topics/strange", json={}, headers={"If-Match": tag})

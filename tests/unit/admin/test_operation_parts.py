@@ -11,6 +11,7 @@ import pytest
 from tests.support.worlds.broker_groups import AUTHOR, cluster_of
 from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.cluster.own_operations import OwnOperations
+from tidemill.admin.http.paging import FIRST_PAGE
 from tidemill.admin.http.request_access import OPEN
 from tidemill.admin.json.operations import OperationCancelView, OperationView
 from tidemill.admin.routes.operations import cancel_operation, get_operation, list_operations
@@ -78,7 +79,7 @@ def test_an_operation_has_not_ended_while_a_part_may_be_unseen(
     assert (view.state, view.unreachable) == ("RUNNING", ["broker-1"])
     assert (view.ended_at_ms, view.skipped, view.eta_ms) == (None, None, None)
     cluster, own = cluster_of(BrokerGroup(state), unseen()), OwnOperations(SystemClock())
-    page = run(list_operations(cluster, OPEN, own, page_size=10))
+    page = run(list_operations(cluster, OPEN, own, FIRST_PAGE, page_size=10))
     assert [one.state for one in page.operations] == ["RUNNING"]
     seen = shown(BrokerGroup(state), BrokerGroup(DONE))
     assert (seen.state != "RUNNING", seen.unreachable) == (True, None)

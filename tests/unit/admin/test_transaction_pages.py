@@ -11,7 +11,7 @@ from tidemill.admin.messages.transaction_pages import (
     merged,
     request_after,
 )
-from tidemill.common.errors import Conflict
+from tidemill.common.errors import BadRequest
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 # By broker group: the times of sends, in the order of half ids. 0: unknown.
@@ -79,5 +79,5 @@ def test_a_token_of_another_filter_is_rejected() -> None:
         pb.ListTransactionsRequest(topic="orders", older_than_ms=1),
         pb.ListTransactionsRequest(topic="orders", state=pb.TRANSACTION_STATE_OPEN),
     ):
-        with pytest.raises(Conflict, match="another filter"):
+        with pytest.raises(BadRequest, match="another filter"):
             decode_token(other, token)

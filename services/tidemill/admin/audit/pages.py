@@ -24,7 +24,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 CHANGE: Final = "change"
 PROXY_TIMEOUT_MS: Final = 3_000
 CURSOR_CHARS_MAX: Final = 8_192  # 200 sources
-CURSOR_PATTERN: Final = "^[0-9]{1,15}(,[A-Za-z0-9._~%-]{1,300}:[0-9]{1,18})*$"
+CURSOR_PATTERN: Final = "[0-9]{1,15}(,[A-Za-z0-9._~%-]{1,300}:[0-9]{1,18})*"
 OWN_SOURCE: Final = "admin"
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.grpc.calls import LISTED_MAX, AdminCall, missing_note, ok, refuse_lite_topic
+from tidemill.admin.http.paging import FIRST_PAGE
 from tidemill.admin.http.request_access import READS
 from tidemill.admin.json.clients import VerificationRequest
 from tidemill.admin.json.conflicts import conflicts_of
@@ -144,7 +145,12 @@ async def verify_message(
 
 async def _listed(call: AdminCall) -> ClientListView:
     return await clients.get_clients(
-        call.brokers, call.access, group=call.group, topic=call.topic, page_size=LISTED_MAX
+        call.brokers,
+        call.access,
+        FIRST_PAGE,
+        group=call.group,
+        topic=call.topic,
+        page_size=LISTED_MAX,
     )
 
 

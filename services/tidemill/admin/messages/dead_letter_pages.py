@@ -11,14 +11,13 @@ same filter only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from hashlib import blake2s
 from typing import Annotated, Final, NamedTuple
 
 from fastapi import Query
 
 from tidemill.admin.cluster.brokers import BrokerAnswer
+from tidemill.admin.http.paging import check_filter, hash_of_filter
 from tidemill.admin.json.schema import EXACT_MAX
-from tidemill.common.errors import Conflict
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 TOKEN_CHARS_MAX: Final = 8_192  # 100 broker groups
@@ -49,12 +48,11 @@ def encode_token(request: pb.ListDeadLettersRequest, cursors: Mapping[str, int])
 
 
 def decode_token(request: pb.ListDeadLettersRequest, token: str | None) -> dict[str, int]:
-    """Return the positions behind which a page begins. Raises Conflict."""
+    """Return the positions behind which a page begins. Raises BadRequest."""
     if token is None:
         return {}
     filter_hash, *ends = token.split(",")
-    if filter_hash != _filter_hash(request):
-        raise Conflict("the pageToken belongs to another filter; begin with the first page")
+    check_filter(filter_hash, _filter_hash(request))
     pairs = (end.rpartition(":") for end in ends)
     return {broker: min(int(log_offset), LOG_OFFSET_MAX) for broker, _, log_offset in pairs}
 
@@ -113,4 +111,4 @@ def _filter_hash(request: pb.ListDeadLettersRequest) -> str:
     own.CopyFrom(request)
     own.ClearField("page_size")
     encoded = own.SerializeToString(deterministic=True)
-    return blake2s(encoded, digest_size=4).hexdigest()
+    return hash_of_filter(encoded)

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Final, NamedTuple
 
-from fastapi import Query
-
 from tidemill.admin.cluster.brokers import BrokerAnswer
 from tidemill.admin.http import paging
 from tidemill.admin.json.schema import EXACT_MAX
@@ -21,11 +19,10 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 U32_MAX: Final = 2**32 - 1
 Token = Annotated[
-    str | None,
-    Query(
-        alias="pageToken",
-        pattern="^[0-9]{1,16}:[A-Za-z0-9._-]{1,64}:[0-9]{1,10}:[0-9]{1,10}$",
-        description="`nextPageToken` of the previous page: the position of its last delivery.",
+    paging.PageCursor,
+    paging.cursor_query(
+        "[0-9]{1,16}:[A-Za-z0-9._-]{1,64}:[0-9]{1,10}:[0-9]{1,10}",
+        "the position of its last delivery",
     ),
 ]
 

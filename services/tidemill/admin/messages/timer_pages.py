@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Final, NamedTuple
 
-from fastapi import Query
-
 from tidemill.admin.cluster.brokers import BrokerAnswer
 from tidemill.admin.http import paging
 from tidemill.admin.json.schema import EXACT_MAX
@@ -20,12 +18,10 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 TIMER_ID_MAX: Final = 2**63 - 1
 Token = Annotated[
-    str | None,
-    Query(
-        alias="pageToken",
-        pattern="^[0-9]{1,16}:[0-9]{1,19}(:[A-Za-z0-9._-]{1,64})?$",
-        description="`nextPageToken` of the previous page: due time, id and broker group of its"
-        " last timer.",
+    paging.PageCursor,
+    paging.cursor_query(
+        "[0-9]{1,16}:[0-9]{1,19}(:[A-Za-z0-9._-]{1,64})?",
+        "due time, id and broker group of its last timer",
     ),
 ]
 

@@ -11,13 +11,12 @@ token is valid for the same filter only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from hashlib import blake2s
 from typing import Annotated, Final, NamedTuple
 
 from fastapi import Query
 
 from tidemill.admin.cluster.brokers import BrokerAnswer
-from tidemill.common.errors import Conflict
+from tidemill.admin.http.paging import check_filter, hash_of_filter
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 TOKEN_CHARS_MAX: Final = 8_192  # 100 broker groups
@@ -48,12 +47,11 @@ def encode_token(request: pb.ListTransactionsRequest, cursors: Mapping[str, int]
 
 
 def decode_token(request: pb.ListTransactionsRequest, token: str | None) -> dict[str, int]:
-    """Return the positions after which a page begins. Raises Conflict."""
+    """Return the positions after which a page begins. Raises BadRequest."""
     if token is None:
         return {}
     filter_hash, *ends = token.split(",")
-    if filter_hash != _filter_hash(request):
-        raise Conflict("the pageToken belongs to another filter; begin with the first page")
+    check_filter(filter_hash, _filter_hash(request))
     pairs = (end.rpartition(":") for end in ends)
     return {broker: min(int(half_id), HALF_ID_MAX) for broker, _, half_id in pairs}
 
@@ -106,4 +104,4 @@ def merged(
 
 def _filter_hash(request: pb.ListTransactionsRequest) -> str:
     parts = (request.topic, str(request.state), str(request.older_than_ms))
-    return blake2s(",".join(parts).encode(), digest_size=4).hexdigest()
+    return hash_of_filter(",".join(parts).encode())

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from pydantic import BeforeValidator
 
 from tidemill.admin.audit.pages import CURSOR_CHARS_MAX, CURSOR_PATTERN, find_page
-from tidemill.admin.http.paging import PAGE_SIZE, PageSize
+from tidemill.admin.http.paging import PAGE_SIZE, PageCursor, PageSize, cursor_query
 from tidemill.admin.json.audit import AuditKindView, AuditPageView, AuditRecordView
 from tidemill.admin.json.schema import EXACT_MAX, Instant
 from tidemill.admin.routes import Cluster, OwnAccessLog
@@ -68,14 +68,9 @@ ToMs = Annotated[
         description="Only before this time: Unix ms, or a time such as 2027-01-01T08:00:00Z.",
     ),
 ]
-AuditPageToken = Annotated[
-    str | None,
-    Query(
-        alias="pageToken",
-        max_length=CURSOR_CHARS_MAX,
-        pattern=CURSOR_PATTERN,
-        description="`nextPageToken` of the previous page with the same filter.",
-    ),
+AuditCursorQuery = Annotated[
+    PageCursor,
+    cursor_query(CURSOR_PATTERN, "the position of its last record", chars_max=CURSOR_CHARS_MAX),
 ]
 
 
@@ -83,6 +78,7 @@ AuditPageToken = Annotated[
 async def list_audit(
     cluster: Cluster,
     own: OwnAccessLog,
+    begin: AuditCursorQuery,
     kind: Kind = None,
     user: User = "",
     resource: Resource = "",
@@ -92,7 +88,6 @@ async def list_audit(
     from_ms: FromMs = 0,
     to_ms: ToMs = EXACT_MAX,
     page_size: PageSize = PAGE_SIZE,
-    page_token: AuditPageToken = None,
 ) -> AuditPageView:
     """List changes, refused calls and accesses, the newest first.
 
@@ -109,9 +104,9 @@ async def list_audit(
         from_ms=from_ms,
         to_ms=to_ms,
     )
-    page = await find_page(cluster, own, wanted, size=page_size, token=page_token)
+    page = await find_page(cluster, own, wanted, size=page_size, token=begin.after)
     return AuditPageView(
         records=[AuditRecordView(**record) for record in page.records],
-        next_page_token=page.next_token,
+        next_page_token=begin.next(page.next_token),
         unreachable=page.unreachable or None,
     )

@@ -12,7 +12,7 @@ from tidemill.admin.cluster.former_users import of_deleted_users
 from tidemill.admin.cluster.security_client import FoundItem, Item
 from tidemill.admin.cluster.user_changes import check_version, find_user
 from tidemill.admin.http.actor import Actor, actor_of
-from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
+from tidemill.admin.http.paging import PAGE_SIZE, NameCursor, PageSize
 from tidemill.admin.json.bans import (
     AddressBanSettings,
     BanDeletionView,
@@ -45,18 +45,15 @@ RequestActor = Annotated[Actor, Depends(actor_of)]
 
 @router.get("/bans", response_model_exclude_none=True)
 async def list_bans(
-    items: SecurityItems,
-    clock: WallClock,
-    page_size: PageSize = PAGE_SIZE,
-    page_token: PageToken = None,
+    items: SecurityItems, clock: WallClock, cursor: NameCursor, page_size: PageSize = PAGE_SIZE
 ) -> BanPageView:
     """List bans, ordered by name. Bans that have ended are listed until they are deleted."""
-    found = await items.page(BAN, page_token or "", page_size)
+    found = await items.page(BAN, cursor.after, page_size)
     bans = [ban_of(encoded) for encoded in found.encoded]
     former = await of_deleted_users(items, bans)
     return BanPageView(
         bans=[view_of(ban, clock.wall_ms(), is_former=ban.name in former) for ban in bans],
-        next_page_token=bans[-1].name if found.has_more else None,
+        next_page_token=cursor.next(bans[-1].name) if found.has_more else None,
     )
 
 

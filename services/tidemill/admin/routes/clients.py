@@ -18,7 +18,7 @@ from tidemill.admin.cluster.proxies import (
     kick_client,
     list_clients,
 )
-from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
+from tidemill.admin.http.paging import PAGE_SIZE, NameCursor, PageSize
 from tidemill.admin.http.request_access import READS, RequestAccess
 from tidemill.admin.json.clients import (
     CLIENT_TIMEOUT_MS,
@@ -87,17 +87,17 @@ _KINDS: dict[int, ClientKind] = {
 async def get_clients(
     cluster: Cluster,
     access: Access,
+    cursor: NameCursor,
     group: Group = "",
     topic: Topic = "",
     namespace: Namespace = "",
     page_size: PageSize = PAGE_SIZE,
-    page_token: PageToken = None,
 ) -> ClientListView:
     """List the clients of all proxies, ordered by id and user.
 
     A user without the right Get on Cluster:clients sees its own clients.
     """
-    after, owner = page_token or "", access.client_owner
+    after, owner = cursor.after, access.client_owner
     check_namespace(namespace)
     asked = pb.ListClientsRequest(
         group=group,
@@ -120,7 +120,7 @@ async def get_clients(
     silent = await _add_conflicts(cluster, shown, access)
     return ClientListView(
         clients=shown,
-        next_page_token=page.clients[-1][0] if page.has_more else None,
+        next_page_token=cursor.next(page.clients[-1][0]) if page.has_more else None,
         unreachable=sorted({*page.unreachable, *silent}) or None,
     )
 

@@ -21,7 +21,7 @@ from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.cluster.proxies import list_client_ids
-from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, page_of
+from tidemill.admin.http.paging import PAGE_SIZE, NameCursor, PageSize, page_of
 from tidemill.admin.http.preconditions import Matching, Tagging, config_tag
 from tidemill.admin.http.put_rights import allowed_existence, existence_refusals, note_put
 from tidemill.admin.http.request_access import READS
@@ -76,8 +76,8 @@ async def list_groups(
     cluster: Cluster,
     access: Access,
     activity: Activity,
+    cursor: NameCursor,
     page_size: PageSize = PAGE_SIZE,
-    page_token: PageToken = None,
     namespace: Namespace = "",
     prefix: Prefix = "",
     sort: GroupSort = None,
@@ -91,10 +91,10 @@ async def list_groups(
     shown = [group for group in found.groups if access.allows_group(READS, group.name)]
     wanted, reading = of_prefix(shown, prefix, namespace=namespace), activity.read()
     if sort is None:
-        page, token = page_of(wanted, page_size, page_token)
+        page, token = page_of(wanted, page_size, cursor)
     else:
         number_of = functools.partial(number_of_group, reading)
-        page, token = first_by(wanted, sort, number_of, size=page_size, token=page_token), None
+        page, token = first_by(wanted, sort, number_of, size=page_size, token=cursor.token), None
     return ConsumerGroupPageView(
         groups=[
             ConsumerGroupRowView(**_with_numbers(render.group_of(group), reading)) for group in page

@@ -44,12 +44,12 @@ MessageId = Annotated[
 async def list_deliveries(
     group: GroupName,
     cluster: Cluster,
+    begin: Token,
     topic: Topic = "",
     queue: Queue = None,
     client_id: ClientId = "",
     message_id: MessageId = "",
     page_size: PageSize = PAGE_SIZE,
-    page_token: Token = None,
 ) -> DeliveryPageView:
     """List the messages in flight of a group at all broker groups, the oldest delivery first.
 
@@ -58,7 +58,7 @@ async def list_deliveries(
     delivery_filter = pb.DeliveryFilter(
         group=group, topic=topic, queue_id=queue, client_id=client_id, message_id=message_id
     )
-    cursor = None if page_token is None else cursor_of(page_token)
+    cursor = cursor_of(begin.after) if begin.after else None
 
     def ask(member: BrokerGroupClient) -> Awaitable[pb.GetDeliveriesReply]:
         position = None if cursor is None else position_after(cursor, member.name)
@@ -71,7 +71,7 @@ async def list_deliveries(
     deliveries, token = merged(found.answers, page_size)
     return DeliveryPageView(
         deliveries=[delivery_of(delivery, broker) for broker, delivery in deliveries],
-        next_page_token=token,
+        next_page_token=begin.next(token),
         unreachable=found.unreachable or None,
     )
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import UNREACHABLE_ERRORS
 from tidemill.admin.cluster.own_operations import OwnOperation, OwnOperations, owner_of
-from tidemill.admin.http.paging import PAGE_SIZE, PageSize
+from tidemill.admin.http.paging import PAGE_SIZE, PageCursor, PageSize, cursor_query
 from tidemill.admin.http.request_access import RequestAccess
 from tidemill.admin.json.operations import (
     OperationCancelView,
@@ -52,11 +52,9 @@ State = Annotated[
     OperationStateView | None, Query(description="Only in this state. Default: all states.")
 ]
 Token = Annotated[
-    str | None,
-    Query(
-        alias="pageToken",
-        pattern="^[0-9]{1,16}:[A-Za-z0-9._-]{1,64}:[0-9]{1,19}$",
-        description="`nextPageToken` of the previous page: begin and id of its last operation.",
+    PageCursor,
+    cursor_query(
+        "[0-9]{1,16}:[A-Za-z0-9._-]{1,64}:[0-9]{1,19}", "begin and id of its last operation"
     ),
 ]
 
@@ -66,9 +64,9 @@ async def list_operations(
     cluster: Cluster,
     access: Access,
     own: Operations,
+    begin: Token,
     state: State = None,
     page_size: PageSize = PAGE_SIZE,
-    page_token: Token = None,
 ) -> OperationPageView:
     """List operations that run, or ended in the last 7 days, the newest first.
 
@@ -84,15 +82,17 @@ async def list_operations(
     shown.sort(key=lambda one: (-one.created_at_ms, one.id))
     if state is not None:
         shown = [one for one in shown if one.state is state]
-    if page_token is not None:
-        created_at_ms, _, last = page_token.partition(":")
+    if begin.after:
+        created_at_ms, _, last = begin.after.partition(":")
         after = -int(created_at_ms), last
         shown = [one for one in shown if (-one.created_at_ms, one.id) > after]
     page = shown[:page_size]
     return OperationPageView(
         operations=page,
         next_page_token=(
-            f"{page[-1].created_at_ms}:{page[-1].id}" if len(shown) > page_size else None
+            begin.next(f"{page[-1].created_at_ms}:{page[-1].id}")
+            if len(shown) > page_size
+            else None
         ),
         unreachable=known.unreachable or None,
     )

@@ -11,6 +11,7 @@ from fastapi import APIRouter
 from tidemill.admin.activity.problems import find_problems
 from tidemill.admin.activity.sampler import Reading
 from tidemill.admin.cluster.controllers import ControllerClients
+from tidemill.admin.http.paging import FIRST_PAGE
 from tidemill.admin.json.audit import AuditKindView, AuditPageView
 from tidemill.admin.json.broker_groups import BrokerGroupListView
 from tidemill.admin.json.consumer_groups import ConsumerGroupPageView
@@ -89,17 +90,25 @@ async def get_overview(
         )
         of_disks = tasks.create_task(
             read(
-                "disks", lambda: get_storage(cluster, access, page_size=1), is_allowed=sees_members
+                "disks",
+                lambda: get_storage(cluster, access, FIRST_PAGE, page_size=1),
+                is_allowed=sees_members,
             )
         )
         of_groups = tasks.create_task(
-            read("groups", lambda: list_groups(cluster, access, activity, ROWS, sort="-lag"))
+            read(
+                "groups",
+                lambda: list_groups(cluster, access, activity, FIRST_PAGE, ROWS, sort="-lag"),
+            )
         )
         of_topics = tasks.create_task(
-            read("topics", lambda: list_topics(cluster, access, activity, ROWS, sort="-bytes"))
+            read(
+                "topics",
+                lambda: list_topics(cluster, access, activity, FIRST_PAGE, ROWS, sort="-bytes"),
+            )
         )
         of_timers = tasks.create_task(
-            read("timers", lambda: list_timers(cluster, access, page_size=1))
+            read("timers", lambda: list_timers(cluster, access, FIRST_PAGE, page_size=1))
         )
         of_letters = tasks.create_task(
             read("dead letters", lambda: summarize_dead_letters(cluster, access))
@@ -107,7 +116,7 @@ async def get_overview(
         of_changes = tasks.create_task(
             read(
                 "changes",
-                lambda: list_audit(cluster, own, KIND, page_size=CHANGES),
+                lambda: list_audit(cluster, own, FIRST_PAGE, KIND, page_size=CHANGES),
                 is_allowed=sees_changes,
             )
         )

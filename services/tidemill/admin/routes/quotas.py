@@ -12,7 +12,7 @@ from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster.former_users import of_deleted_users
 from tidemill.admin.cluster.security_client import FoundItem, Item
 from tidemill.admin.cluster.user_changes import check_version, find_user
-from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
+from tidemill.admin.http.paging import PAGE_SIZE, NameCursor, PageSize
 from tidemill.admin.http.preconditions import EntityTag, Matching, Tagging
 from tidemill.admin.json.quotas import (
     QuotaDeletionView,
@@ -61,15 +61,15 @@ Subject = Annotated[
 
 @router.get("/quotas")
 async def list_quotas(
-    items: SecurityItems, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
+    items: SecurityItems, cursor: NameCursor, page_size: PageSize = PAGE_SIZE
 ) -> QuotaPageView:
     """List quotas, ordered by name."""
-    found = await items.page(QUOTA, page_token or "", page_size)
+    found = await items.page(QUOTA, cursor.after, page_size)
     quotas = [quota_of(encoded) for encoded in found.encoded]
     former = await of_deleted_users(items, quotas)
     return QuotaPageView(
         quotas=[view_of(quota, is_former=quota.name in former) for quota in quotas],
-        next_page_token=quotas[-1].name if found.has_more else None,
+        next_page_token=cursor.next(quotas[-1].name) if found.has_more else None,
     )
 
 

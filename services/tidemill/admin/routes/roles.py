@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path
 from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster.security_client import FoundItem, Item, SecurityClient
 from tidemill.admin.cluster.user_changes import check_size, check_version
-from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
+from tidemill.admin.http.paging import PAGE_SIZE, NameCursor, PageSize
 from tidemill.admin.http.preconditions import EntityTag, Matching, Tagging
 from tidemill.admin.json.security import RoleDeletionView, RolePageView, RoleSettings, RoleView
 from tidemill.admin.routes import Caller, ChangeAuthor, DryRun, SecurityItems
@@ -41,15 +41,15 @@ RoleName = Annotated[
 
 @router.get("/roles", response_model_exclude_none=True)
 async def list_roles(
-    items: SecurityItems, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
+    items: SecurityItems, cursor: NameCursor, page_size: PageSize = PAGE_SIZE
 ) -> RolePageView:
     """List roles: on the first page the ready-made ones, then the others by name."""
-    found = await items.page(ROLE, page_token or "", page_size)
+    found = await items.page(ROLE, cursor.after, page_size)
     roles = [role_of(encoded) for encoded in found.encoded]
-    ready = [] if page_token else list(READY_MADE_ROLES.values())
+    ready = [] if cursor.after else list(READY_MADE_ROLES.values())
     return RolePageView(
         roles=[view_of(role) for role in [*ready, *roles]],
-        next_page_token=roles[-1].name if found.has_more else None,
+        next_page_token=cursor.next(roles[-1].name) if found.has_more else None,
     )
 
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import BrokerAnswer
-from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
+from tidemill.admin.http.paging import PAGE_SIZE, NameCursor, PageSize
 from tidemill.admin.json.storage import (
     BrokerGroupStorageView,
     DerivedBytesView,
@@ -29,14 +29,14 @@ router = APIRouter(tags=["storage"])
 
 @router.get("/storage", response_model_exclude_none=True)
 async def get_storage(
-    cluster: Cluster, access: Access, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
+    cluster: Cluster, access: Access, cursor: NameCursor, page_size: PageSize = PAGE_SIZE
 ) -> StorageView:
     """Show the disks and logs of all broker groups, and the space that topics hold.
 
     Each page has all broker groups. The counts are some seconds old.
     """
     shown: list[TopicStorageView] = []
-    token = page_token
+    token: str | None = cursor.after
     # A page that ends at a hidden topic would tell its name.
     while True:
         request = pb.GetStorageRequest(after_topic=token or "", topics_max=page_size)
@@ -51,7 +51,7 @@ async def get_storage(
     return StorageView(
         broker_groups=[_broker_group(broker, reply) for broker, reply in found.answers],
         topics=shown,
-        next_page_token=token,
+        next_page_token=cursor.next(token),
         unreachable=found.unreachable or None,
     )
 
@@ -59,7 +59,7 @@ async def get_storage(
 def page_of_topics(
     answers: Sequence[BrokerAnswer[pb.GetStorageReply]], size: int
 ) -> tuple[list[TopicStorageView], str | None]:
-    """Return a page of the topics of all broker groups, and the token of the next page or None."""
+    """Return a page of the topics of all broker groups, and the name of the last one or None."""
     topics: dict[str, list[BrokerAnswer[pb.TopicStorage]]] = {}
     for broker, reply in answers:
         for topic in reply.topics:

@@ -68,12 +68,12 @@ DueTo = Annotated[
 async def list_timers(
     cluster: Cluster,
     access: Access,
+    begin: Token,
     topic: Topic = "",
     due_from: DueFrom = 0,
     due_to: DueTo = 0,
     key: Key = "",
     page_size: PageSize = PAGE_SIZE,
-    page_token: Token = None,
 ) -> TimerPageView:
     """List pending timers of all broker groups, ordered by due time."""
     if topic and not _is_shown(access, topic, key):
@@ -81,8 +81,7 @@ async def list_timers(
     request = pb.ListTimersRequest(
         topic=topic, due_from_ms=due_from, due_to_ms=due_to, key=key, page_size=page_size
     )
-    token = page_token
-    cursor = None if token is None else cursor_of(token)
+    cursor = cursor_of(begin.after) if begin.after else None
 
     def ask(member: BrokerGroupClient) -> Awaitable[pb.ListTimersReply]:
         if cursor is None:
@@ -109,7 +108,7 @@ async def list_timers(
             timer_of(timer, broker=broker, with_keys=access.allows_topic(Action.SUB, timer.topic))
             for broker, timer in shown
         ],
-        next_page_token=token,
+        next_page_token=begin.next(token),
         unreachable=sorted(unreachable) or None,
     )
 

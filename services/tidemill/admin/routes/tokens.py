@@ -19,7 +19,7 @@ from tidemill.admin.cluster.token_changes import (
     tokens_of,
 )
 from tidemill.admin.cluster.user_changes import find_user
-from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
+from tidemill.admin.http.paging import PAGE_SIZE, NameCursor, PageSize
 from tidemill.admin.http.request_access import RequestAccess
 from tidemill.admin.json.tokens import (
     TokenCreationView,
@@ -46,22 +46,19 @@ TokenId = Annotated[
 
 @router.get("/tokens", response_model_exclude_none=True)
 async def list_tokens(
-    items: SecurityItems,
-    access: Access,
-    page_size: PageSize = PAGE_SIZE,
-    page_token: PageToken = None,
+    items: SecurityItems, access: Access, cursor: NameCursor, page_size: PageSize = PAGE_SIZE
 ) -> TokenPageView:
     """List tokens by id: all of them with Get on Cluster:security, else those of the caller."""
     if access.allows(Action.GET, SECURITY):
-        found = await items.page(TOKEN, page_token or "", page_size)
+        found = await items.page(TOKEN, cursor.after, page_size)
         tokens, has_more = [token_of(encoded) for encoded in found.encoded], found.has_more
     else:
         own = [token for token in await tokens_of(items, access.user) if _is_own(access, token)]
-        own = [token for token in own if token.id > (page_token or "")]
+        own = [token for token in own if token.id > cursor.after]
         tokens, has_more = own[:page_size], len(own) > page_size
     return TokenPageView(
         tokens=[view_of(token) for token in tokens],
-        next_page_token=tokens[-1].id if has_more else None,
+        next_page_token=cursor.next(tokens[-1].id) if has_more else None,
     )
 
 

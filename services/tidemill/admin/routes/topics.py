@@ -21,7 +21,7 @@ from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.cluster.proxies import list_client_ids
-from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, page_of
+from tidemill.admin.http.paging import PAGE_SIZE, NameCursor, PageSize, page_of
 from tidemill.admin.http.preconditions import Matching, Tagging, config_tag
 from tidemill.admin.http.put_rights import allowed_existence, existence_refusals, note_put
 from tidemill.admin.http.request_access import READS, RequestAccess
@@ -77,8 +77,8 @@ async def list_topics(
     cluster: Cluster,
     access: Access,
     activity: Activity,
+    cursor: NameCursor,
     page_size: PageSize = PAGE_SIZE,
-    page_token: PageToken = None,
     include_system: IncludeSystem = False,
     namespace: Namespace = "",
     prefix: Prefix = "",
@@ -93,10 +93,10 @@ async def list_topics(
     shown = [topic for topic in found.topics if access.allows_topic(READS, topic.name)]
     wanted, reading = of_prefix(shown, prefix, namespace=namespace), activity.read()
     if sort is None:
-        page, token = page_of(wanted, page_size, page_token)
+        page, token = page_of(wanted, page_size, cursor)
     else:
         number_of = functools.partial(number_of_topic, reading)
-        page, token = first_by(wanted, sort, number_of, size=page_size, token=page_token), None
+        page, token = first_by(wanted, sort, number_of, size=page_size, token=cursor.token), None
     return TopicPageView(
         topics=[
             TopicRowView(**dict(render.topic_of(topic)), **dict(topic_numbers(reading, topic.name)))

@@ -20,7 +20,7 @@ from tidemill.admin.cluster.user_changes import (
     find_sealing_key,
     find_user,
 )
-from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
+from tidemill.admin.http.paging import PAGE_SIZE, NameCursor, PageSize
 from tidemill.admin.http.preconditions import EntityTag, Matching, Tagging
 from tidemill.admin.http.request_access import RequestAccess
 from tidemill.admin.json.security import (
@@ -66,14 +66,14 @@ Uses = Annotated[SecretUses, Depends(uses_of)]
 
 @router.get("/users", response_model_exclude_none=True)
 async def list_users(
-    items: SecurityItems, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
+    items: SecurityItems, cursor: NameCursor, page_size: PageSize = PAGE_SIZE
 ) -> UserPageView:
     """List users, ordered by name."""
-    found = await items.page(USER, page_token or "", page_size)
+    found = await items.page(USER, cursor.after, page_size)
     users = [user_of(encoded) for encoded in found.encoded]
     return UserPageView(
         users=[view_of(user) for user in users],
-        next_page_token=users[-1].name if found.has_more else None,
+        next_page_token=cursor.next(users[-1].name) if found.has_more else None,
     )
 
 
