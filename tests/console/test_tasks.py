@@ -24,10 +24,6 @@ HANDS: Final[dict[str, type[Mouse | Keyboard]]] = {
     "keyboard": Keyboard,
     "without script": WithoutScript,
 }
-    "mouse": Mouse,
-    "keyboard": Keyboard,
-    "without script": WithoutScript,
-}
 
 
 @pytest.fixture(scope="module")
