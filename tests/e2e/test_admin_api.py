@@ -188,6 +188,28 @@ def test_an_offset_is_reset_to_ends_times_and_numbers(api: Client) -> None:
     assert problem(api.post("/groups/reset:resetOffset", json=body))[:2] == (404, 40402)
 
 
+def test_several_topics_are_reset_together_or_not_at_all(api: Client) -> None:
+    for name in ("first", "second"):
+        api.put(f"/topics/{name}", json={"queues": 2})
+        api.post(f"/topics/{name}/messages", json={"body": "x"}).raise_for_status()
+    api.put("/groups/both", json={})
+    path = "/groups/both:resetOffset"
+    missing = {"topics": ["first", "none"], "to": "latest"}
+    assert problem(api.post(path, json=missing))[:2] == (404, 40402)
+    wanted = {"topics": ["first", "second", "first"], "to": "latest"}
+    planned = api.post(path, json=wanted, params={"dryRun": "true"}).json()
+    done = api.post(path, json=wanted).json()
+    for found in (planned, done):
+        queues = [(one["topic"], one["queueId"]) for one in found["queues"]]
+        assert queues == [("first", 0), ("first", 1), ("second", 0), ("second", 1)]
+        # Neither the refused reset nor the dry run has moved the group.
+        assert not [one for one in found["queues"] if "fromOffset" in one]
+        assert sum(one["toOffset"] for one in found["queues"]) == 2
+    assert "topic" not in done
+    for body in ({"to": "latest"}, {"to": "latest", "topic": "first", "topics": ["second"]}):
+        assert problem(api.post(path, json=body))[0] == 400
+
+
 def test_a_missing_message_is_not_found(api: Client) -> None:
     api.put("/topics/empty", json={})
     assert problem(api.get("/topics/empty/messages/0102"))[:2] == (404, 40401)
@@ -305,6 +327,7 @@ def test_a_reset_logs_the_old_and_new_offsets_and_the_caller(
     done = reset(timestamp="2000-01-01T00:00:00Z")
     assert done["queues"] == [
         {
+            "topic": "moved",
             "broker": "broker-0",
             "queueId": 0,
             "minOffset": 0,

@@ -9,7 +9,16 @@ import typer
 from tidemill.cli.completion_names import complete_topic
 from tidemill.cli.group_options import DryRun, Name, TopicEnd, Yes
 from tidemill.cli.messages import printable
-from tidemill.cli.rest import call, check_is_sure, has_several, in_namespace, say, segment, show
+from tidemill.cli.rest import (
+    all_in_namespace,
+    call,
+    check_is_sure,
+    has_several,
+    in_namespace,
+    say,
+    segment,
+    show,
+)
 from tidemill.common.prompts import confirm
 from tidemill.common.rest_client import Json
 from tidemill.common.times import INSTANT, instant_ms
@@ -71,10 +80,13 @@ def _lock_words(lock: Json) -> str:
 def reset_group(
     context: typer.Context,
     name: Name,
-    topic: Annotated[
-        str,
+    topics: Annotated[
+        list[str],
         typer.Option(
-            help="Topic of the reset.", callback=in_namespace, autocompletion=complete_topic
+            "--topic",
+            help="Topic of the reset; repeatable.",
+            callback=all_in_namespace,
+            autocompletion=complete_topic,
         ),
     ],
     to: Annotated[TopicEnd | None, typer.Option(help="An end of the topic.")] = None,
@@ -89,15 +101,16 @@ def reset_group(
     is_dry: DryRun = False,
     is_sure: Yes = False,
 ) -> None:
-    """Move the position of a consumer group in a topic.
+    """Move the position of a consumer group in one topic, or in several.
 
     Examples:
     * `tidemill group reset billing --topic orders --to earliest --dry-run`
     * `tidemill group reset billing --topic orders --at 2027-01-01T08:00:00Z`
+    * `tidemill group reset billing --topic orders --topic refunds --to latest`
     """
     if sum(target is not None for target in (to, at, timestamp_ms, offset)) != 1:
         raise typer.BadParameter("give exactly one of --to, --at, --timestamp-ms and --offset")
-    body: dict[str, Json] = {"topic": topic}
+    body: dict[str, Json] = {"topics": topics} if len(topics) > 1 else {"topic": topics[0]}
     if to is not None:
         body["to"] = to.value
     if timestamp_ms is not None:
@@ -112,20 +125,25 @@ def reset_group(
     if not is_dry and not is_sure:
         planned = call(context, "POST", path, body=body | {"dryRun": True})
         _say_plan(planned["queues"])
-        confirm(f"Move the position of group {name} in topic {topic}?")
+        words = "topic" if len(topics) == 1 else "topics"
+        confirm(f"Move the position of group {name} in {words} {', '.join(topics)}?")
     done = call(context, "POST", path, body=body | {"dryRun": is_dry})
     queues = done["queues"]
-    rows = [(q["queueId"], q.get("fromOffset"), q["toOffset"], q["broker"]) for q in queues]
-    columns = ("QUEUE", "FROM", "WOULD MOVE TO" if is_dry else "MOVED TO", "BROKER")
-    count = len(columns) if has_several(queues) else len(columns) - 1
-    show(context, done, columns[:count], [row[:count] for row in rows], items=queues)
+    rows = [
+        (q["topic"], q["queueId"], q.get("fromOffset"), q["toOffset"], q["broker"]) for q in queues
+    ]
+    columns = ("TOPIC", "QUEUE", "FROM", "WOULD MOVE TO" if is_dry else "MOVED TO", "BROKER")
+    first = 0 if len(topics) > 1 else 1
+    last = len(columns) if has_several(queues) else len(columns) - 1
+    show(context, done, columns[first:last], [row[first:last] for row in rows], items=queues)
 
 
 def _say_plan(queues: list[Json]) -> None:
     is_several = has_several(queues)
     for queue in queues[:QUEUES_SHOWN_MAX]:
         begin = queue.get("fromOffset", "the start offset of the group")
-        where = f"queue {queue['queueId']}" + (f" of {queue['broker']}" if is_several else "")
+        where = f"{queue['topic']}, queue {queue['queueId']}"
+        where += f" of {queue['broker']}" if is_several else ""
         typer.echo(f"{where}: from {begin} to {queue['toOffset']}", err=True)
     if len(queues) > QUEUES_SHOWN_MAX:
         typer.echo(f"and {len(queues) - QUEUES_SHOWN_MAX} queues more", err=True)

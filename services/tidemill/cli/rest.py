@@ -297,6 +297,13 @@ def in_namespace(context: typer.Context, name: str | None) -> str | None:
     return full_name(options_of(context).namespace, name)
 
 
+def all_in_namespace(context: typer.Context, names: list[str]) -> list[str]:
+    """Return full names of topics; the callback of an option with several."""
+    if context.resilient_parsing:
+        return names
+    return [full_name(options_of(context).namespace, name) for name in names]
+
+
 def without_namespace(context: typer.Context, value: T) -> T:
     """End the command if it has a namespace: the callback of an id that belongs to none."""
     if not context.resilient_parsing and options_of(context).namespace:

@@ -12,7 +12,7 @@ from tidemill.admin.http.preconditions import Preconditions
 from tidemill.admin.http.request_access import READS
 from tidemill.admin.json import render
 from tidemill.admin.json.consumer_groups import OffsetResetRequest
-from tidemill.admin.routes import consumer_groups
+from tidemill.admin.routes import group_positions
 from tidemill.common.clock import SystemClock
 from tidemill.common.errors import BadRequest, NotBuilt, TopicNotFound
 from tidemill.message.resources import resource_name
@@ -84,7 +84,7 @@ async def reset_group_offset(
     reset = OffsetResetRequest.model_validate(
         {"topic": call.topic, "timestampMs": millis_of(request.reset_timestamp, "reset_timestamp")}
     )
-    await consumer_groups.reset_offset(
+    await group_positions.reset_offset(
         call.group, reset, call.brokers, call.author.actor.text, call.author, Preconditions()
     )
     return admin.ResetGroupOffsetResponse(status=ok())

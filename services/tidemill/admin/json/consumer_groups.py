@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt
 
@@ -234,12 +234,23 @@ class ConsumerGroupProgressView(Schema):
     unreachable: list[str] | None = UNREACHABLE
 
 
+RESET_TOPICS_MAX: Final = 100
+TopicOfReset = Annotated[Text, Field(min_length=1)]
+
+
 class OffsetResetRequest(ExclusiveSchema):
-    """The new position of a group: exactly one of `timestampMs`, `timestamp`, `to`, `offset`."""
+    """The new position of a group: exactly one of `timestampMs`, `timestamp`, `to`, `offset`.
+
+    It has either `topic` or `topics`.
+    """
 
     exactly_one = ("timestamp_ms", "timestamp", "to", "offset")
+    one_choice = ("topic", "topics")
 
-    topic: Text = Field(min_length=1, description="Topic of the reset.")
+    topic: Text | None = Field(None, min_length=1, description="Topic of the reset.")
+    topics: list[TopicOfReset] | None = Field(
+        None, min_length=1, max_length=RESET_TOPICS_MAX, description="The same for several topics."
+    )
     timestamp_ms: StrictInt | None = Field(
         None,
         ge=0,
@@ -285,6 +296,7 @@ class PullOffsetDeletionView(Schema):
 class QueueResetView(QueueView):
     """A queue, and the position of the group before and after a reset."""
 
+    topic: str = Field(description="Topic of the queue.")
     from_offset: int | None = Field(
         None,
         description="Previous position: the first unacknowledged offset. Missing if the group had"
@@ -299,5 +311,7 @@ class OffsetResetView(Schema):
     dry_run: bool = DRY_RUN
     by: str = BY
     group: str = Field(description="Name of the group.")
-    topic: str = Field(description="Name of the topic.")
-    queues: list[QueueResetView] = Field(description="Each queue of the topic.")
+    topic: str | None = Field(
+        None, description="Name of the topic. Missing for a reset of `topics`."
+    )
+    queues: list[QueueResetView] = Field(description="Each queue of each topic.")

@@ -135,10 +135,11 @@ def queue_of(status: pb.QueueStatus, broker: str) -> QueueView:
 
 
 def queue_reset_of(
-    status: pb.QueueStatus, from_offset: int, to_offset: int, broker: str
+    topic: str, status: pb.QueueStatus, from_offset: int, to_offset: int, broker: str
 ) -> QueueResetView:
     """Render a queue after a reset. `from_offset` is -1 if the group had not read the queue."""
     return QueueResetView(
+        topic=topic,
         broker=broker,
         queue_id=status.queue_id,
         min_offset=status.min_offset,

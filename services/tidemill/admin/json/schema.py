@@ -153,12 +153,17 @@ class ExclusiveSchema(Schema):
     """
 
     exactly_one: ClassVar[tuple[str, ...]] = ()  # names of fields
+    one_choice: ClassVar[tuple[str, ...]] = ()  # exactly one of these, too
     at_most_one: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="after")
     def one_of_each(self) -> Self:
         """Reject an object with several of the fields, or with none if one is required."""
-        for quantity, fields in (("exactly", self.exactly_one), ("at most", self.at_most_one)):
+        for quantity, fields in (
+            ("exactly", self.exactly_one),
+            ("exactly", self.one_choice),
+            ("at most", self.at_most_one),
+        ):
             count = sum(getattr(self, field) is not None for field in fields)
             if count > 1 or (fields and not count and quantity == "exactly"):
                 names = [to_camel(field) for field in fields]
@@ -173,12 +178,12 @@ class ExclusiveSchema(Schema):
         handler: GetJsonSchemaHandler,
     ) -> JsonSchemaValue:
         schema = handler(core_schema)
-        required, optional = (
-            [to_camel(field) for field in fields] for fields in (cls.exactly_one, cls.at_most_one)
-        )
-        refused = [given(*pair) for some in (required, optional) for pair in combinations(some, 2)]
-        if required:
-            refused.insert(0, missing(*required))
+        choices = [
+            [to_camel(field) for field in fields]
+            for fields in (cls.exactly_one, cls.one_choice, cls.at_most_one)
+        ]
+        refused = [given(*pair) for some in choices for pair in combinations(some, 2)]
+        refused[:0] = [missing(*required) for required in choices[:2] if required]
         handler.resolve_ref_schema(schema).update(refuse(*refused))
         return schema
 

@@ -1,4 +1,4 @@
-"""Consumer groups: settings, progress, offsets and queue locks."""
+"""Consumer groups: settings, progress, pause and deletion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from tidemill.admin.activity.rows import (
 from tidemill.admin.activity.sampler import Reading
 from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.cluster.proxies import list_client_ids
 from tidemill.admin.http.paging import PAGE_SIZE, NameCursor, PageSize, page_of
@@ -39,14 +38,7 @@ from tidemill.admin.json.consumer_groups import (
     ConsumerGroupView,
     DeliveryOrder,
     GroupPauseRequest,
-    OffsetResetRequest,
-    OffsetResetView,
-    PullOffsetDeletionRequest,
-    PullOffsetDeletionView,
-    PullOffsetView,
 )
-from tidemill.admin.json.deliveries import LockReleaseRequest, LockReleaseView
-from tidemill.admin.json.schema import millis_of
 from tidemill.admin.routes import (
     Access,
     Activity,
@@ -58,7 +50,6 @@ from tidemill.admin.routes import (
     Namespace,
 )
 from tidemill.common.clock import SystemClock
-from tidemill.common.errors import BrokerGroupUnreachable, Conflict
 from tidemill.message.namespaces import check_namespace
 from tidemill.security.acl import group_resource
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -239,164 +230,6 @@ async def resume_group(
     return render.group_of(reply.group)
 
 
-@router.post("/groups/{group}:resetOffset", response_model_exclude_none=True)
-async def reset_offset(
-    group: GroupName,
-    reset: OffsetResetRequest,
-    cluster: Cluster,
-    caller: Caller,
-    author: ChangeAuthor,
-    match: Matching,
-    dry_run: DryRun = False,
-) -> OffsetResetView:
-    """Move a group to another position of a topic, at all broker groups or at none.
-
-    The query or the body can request a dry run. Each broker logs the old position, the new position
-    and the caller.
-    """
-    is_dry = dry_run or reset.dry_run
-    request = pb.ResetOffsetRequest(
-        group=group,
-        topic=reset.topic,
-        expected=match.wire,
-        dry_run=is_dry,
-        requested_by=caller,
-        audit=author.of(f"Group:{group}"),
-    )
-    if reset.timestamp is not None:
-        request.timestamp_ms = millis_of(reset.timestamp)
-    elif reset.timestamp_ms is not None:
-        request.timestamp_ms = reset.timestamp_ms
-    elif reset.offset is not None:
-        request.offset = reset.offset
-    elif reset.to == "earliest":
-        request.earliest = True
-    else:
-        request.latest = True
-    planned = pb.ResetOffsetRequest()
-    planned.CopyFrom(request)
-    planned.dry_run = True
-    replies = await cluster.change_all(
-        calls.RESET_OFFSET, dry_run=planned, request=request, home_first=match.expected is not None
-    )
-    return OffsetResetView(
-        dry_run=is_dry,
-        by=caller,
-        group=group,
-        topic=reset.topic,
-        queues=[
-            render.queue_reset_of(queue, from_offset, to_offset, broker)
-            for broker, reply in replies
-            for queue, from_offset, to_offset in zip(
-                reply.queues, reply.from_offsets, reply.to_offsets, strict=True
-            )
-        ],
-    )
-
-
-@router.post("/groups/{group}:forgetPullOffsets")
-async def forget_pull_offsets(
-    group: GroupName,
-    pulled: PullOffsetDeletionRequest,
-    cluster: Cluster,
-    caller: Caller,
-    author: ChangeAuthor,
-    match: Matching,
-    dry_run: DryRun = False,
-) -> PullOffsetDeletionView:
-    """Delete the pull offsets of a group in a topic, at all broker groups or at none.
-
-    For the group of an archive this means: retention no longer waits for the archive. The query or
-    the body can request a dry run. Each broker logs the deletion.
-    """
-    is_dry = dry_run or pulled.dry_run
-
-    def request(*, is_dry: bool) -> pb.ForgetPullOffsetsRequest:
-        return pb.ForgetPullOffsetsRequest(
-            group=group,
-            topic=pulled.topic,
-            expected=match.wire,
-            dry_run=is_dry,
-            requested_by=caller,
-            audit=author.of(f"Group:{group}"),
-        )
-
-    replies = await cluster.change_all(
-        calls.FORGET_PULL_OFFSETS,
-        dry_run=request(is_dry=True),
-        request=request(is_dry=is_dry),
-        home_first=match.expected is not None,
-    )
-    return PullOffsetDeletionView(
-        dry_run=is_dry,
-        by=caller,
-        group=group,
-        topic=pulled.topic,
-        queues=[
-            PullOffsetView(
-                broker=broker,
-                queue_id=each.queue_id,
-                offset=each.offset,
-                behind=max(each.max_offset - max(each.offset, each.min_offset), 0),
-            )
-            for broker, reply in replies
-            for each in reply.queues
-        ],
-    )
-
-
-@router.post("/groups/{group}:releaseLock", response_model_exclude_none=True)
-async def release_lock(
-    group: GroupName,
-    release: LockReleaseRequest,
-    cluster: Cluster,
-    caller: Caller,
-    author: ChangeAuthor,
-    match: Matching,
-    dry_run: DryRun = False,
-) -> LockReleaseView:
-    """Unlock a queue of a FIFO group before the invisible duration of its batch ends.
-
-    The delivery counts as an attempt. Its consumer may still ack until the next delivery; then the
-    broker rejects its receipt handles.
-    """
-    member = await _holder_of(cluster, group, release)
-    if dry_run:
-        lock = await _find_lock(member, group, release)
-    else:
-        request = pb.ReleaseLockRequest(
-            group=group,
-            topic=release.topic,
-            queue_id=release.queue,
-            expected=match.wire,
-            asked_by=caller,
-            audit=author.of(f"Group:{group}"),
-        )
-        lock = await member.client.call(calls.RELEASE_LOCK, request)
-    released = render.lock_of(release.topic, release.queue, lock, member.name)
-    return LockReleaseView(dry_run=dry_run, by=caller, group=group, released=released)
-
-
-async def _find_lock(
-    member: BrokerGroupClient, group: str, release: LockReleaseRequest
-) -> pb.QueueLock:
-    """Return the lock that a release would end. Raises Conflict if the queue is not locked.
-
-    It is a read, so that a broker of an older version does not take the dry run for a release.
-    """
-    progress = await member.client.call(
-        calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=group)
-    )
-    for queue in progress.queues:
-        is_wanted = (queue.topic, queue.queue_id) == (release.topic, release.queue)
-        if is_wanted and queue.HasField("lock"):
-            return queue.lock
-    raise Conflict(
-        f"queue {release.queue} of {release.topic} is not locked at {member.name}: the next"
-        " consumer that polls gets its messages"
-    )
-
-
 @router.delete("/groups/{group}", response_model_exclude_none=True)
 async def delete_group(
     group: GroupName,
@@ -433,36 +266,6 @@ async def delete_group(
         clients=clients,
         unreachable=found.unreachable or None,
     )
-
-
-async def _holder_of(
-    cluster: Brokers, group: str, release: LockReleaseRequest
-) -> BrokerGroupClient:
-    """Return the broker group with a locked queue. Raises Conflict if several have one."""
-    members = await cluster.members()
-    if release.broker is not None:
-        return await cluster.member(release.broker)
-    if len(members) == 1:
-        return members[0]
-    found = await cluster.call_all(calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=group))
-    locked = [
-        broker
-        for broker, progress in found.answers
-        for queue in progress.queues
-        if queue.topic == release.topic
-        and queue.queue_id == release.queue
-        and queue.HasField("lock")
-    ]
-    queue_name = f"queue {release.queue} of {release.topic}"
-    if len(locked) > 1:
-        raise Conflict(f"{queue_name} is locked at {', '.join(locked)}: name the broker group")
-    if found.unreachable:
-        raise BrokerGroupUnreachable(
-            f"{', '.join(found.unreachable)} cannot be reached, and {queue_name} may be locked"
-            f" there: name the broker group"
-        )
-    # Without a locked queue, the home rejects the request with the reason.
-    return await cluster.member(locked[0]) if locked else members[0]
 
 
 def _with_numbers(group: ConsumerGroupView, reading: Reading) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def _deletion(found: Document) -> Rows:
 def _reset(found: Document) -> Rows:
     return [
         (
-            f"Queue {queue['queueId']} at {queue['broker']}",
+            f"{queue['topic']}, queue {queue['queueId']} at {queue['broker']}",
             f"{number_text(queue.get('fromOffset'))} to {number_text(queue['toOffset'])}",
         )
         for queue in found["queues"]
@@ -184,10 +184,10 @@ ACTIONS: Final = (
         method="POST",
         rest="/groups/{group}:resetOffset",
         title="Reset {group}",
-        about="Moves the group within a topic. Messages in between come again, or are skipped.",
+        about="Moves the group within topics. Messages in between come again, or are skipped.",
         back="/groups/{group}",
         fields=(
-            Field("topic", "Topic", is_required=True),
+            Field("topics", "Topics", FieldKind.LIST, "One per line.", is_required=True),
             Field("to", "To", FieldKind.CHOICE, choices=("", "earliest", "latest")),
             Field("timestampMs", "Or to the first message stored at or after", FieldKind.TIME),
         ),
