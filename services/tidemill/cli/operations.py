@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
+from tidemill.cli.numbers import UNKNOWN
 from tidemill.cli.rest import (
     call,
     check_is_sure,
@@ -105,14 +106,15 @@ def show_operation(context: typer.Context, operation: Id) -> None:
         ("kind", _words(shown["kind"])),
         ("group", shown.get("group")),
         ("topic", shown.get("topic")),
-        ("done", f"{shown['done']} of {shown['total']}"),
-        ("failed", shown["failed"] or None),
+        ("done", _progress(shown)),
+        ("failed", shown.get("failed") or None),
+        ("error", shown.get("error")),
         ("skipped", shown.get("skipped")),
         ("rate", None if rate is None else f"{rate} per second"),
         ("ends in", None if eta_ms is None else f"at least {span(eta_ms)}"),
         ("begun", f"{utc(shown['createdAtMs'])} ({from_now(shown['createdAtMs'], now_ms)})"),
         ("ended", None if ended_at_ms is None else utc(ended_at_ms)),
-        ("by", shown["by"]),
+        ("by", shown.get("by", UNKNOWN)),
         *((f"part {part['broker']}", _part(part)) for part in shown["brokers"]),
         *((f"item {one['id']}", one["outcome"]) for one in shown.get("errors", [])),
     ]
@@ -155,7 +157,7 @@ def cancel_operation(
         check_is_sure("operation cancel", is_sure=is_sure)
     if is_dry or not is_sure:
         planned = call(context, "POST", path, query={"dryRun": "true"})["operation"]
-        progress = f"{planned['done']} of {planned['total']} items are done"
+        progress = f"{_progress(planned)} items are done"
         if is_dry:
             say(context, planned, f"operation {operation} would be cancelled: {progress}")
             warn_unreachable(planned)
@@ -183,7 +185,7 @@ def await_end(context: typer.Context, operation: str, timeout_ms: int | None = N
         if shown["state"] != "RUNNING":
             return shown
         if end_ms is not None and clock.monotonic_ms() >= end_ms:
-            progress = f"{shown['done']} of {shown['total']} items are done"
+            progress = f"{_progress(shown)} items are done"
             warn_unreachable(shown)
             fail(f"operation {operation} still runs: {progress}", EXIT_REFUSED)
         time.sleep(POLL_S)
@@ -204,11 +206,15 @@ def _look(context: typer.Context, operation: str, patience_s: float) -> Json:
 
 def result_of(operation: Json) -> str:
     """Return in one line how far an operation is."""
-    errors = [f": {part['error']}" for part in operation["brokers"] if "error" in part]
-    progress = f"{operation['done']} of {operation['total']} items"
-    if operation["failed"]:
+    errors = [f": {one['error']}" for one in (operation, *operation["brokers"]) if "error" in one]
+    progress = f"{_progress(operation)} items"
+    if operation.get("failed"):
         progress += f", {operation['failed']} failed"
     return f"operation {operation['id']}: {_words(operation['state'])}, {progress}{''.join(errors)}"
+
+
+def _progress(operation: Json) -> str:
+    return f"{operation.get('done', UNKNOWN)} of {operation.get('total', UNKNOWN)}"
 
 
 def _part(part: Json) -> str:

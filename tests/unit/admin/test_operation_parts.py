@@ -115,3 +115,12 @@ def test_a_cancel_that_no_broker_group_gets_fails() -> None:
     lost.cancel_error = BrokerUnreachable("it is down")
     with pytest.raises(BrokerUnreachable):
         cancelled(lost)
+
+
+def test_an_operation_of_an_ended_admin_process_is_shown_and_cannot_be_cancelled() -> None:
+    own = OwnOperations(SystemClock())
+    id_ = f"admin:{SystemClock().wall_ms() - 60_000}101"
+    view = run(get_operation(id_, cluster_of(), OPEN, own))
+    assert (view.state, view.error) == ("FAILED", "the admin process that ran it ended")
+    call = cancel_operation(id_, cluster_of(), OPEN, "me", AUTHOR, own)
+    assert run(call).operation == view

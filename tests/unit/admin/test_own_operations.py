@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.clocks import ManualClock
 from tidemill.admin.cluster.own_operations import (
     ENDED_MAX,
+    LOST_KEPT_MS,
     RUNNING_MAX,
     OwnOperation,
     OwnOperations,
@@ -18,6 +20,8 @@ from tidemill.common.clock import SystemClock
 from tidemill.common.errors import IdempotencyMismatch, Overloaded
 
 KIND = OperationKindView.APPLY_DEFINITIONS
+BUNDLE = OperationKindView.SUPPORT_BUNDLE
+NOW_MS = 1_796_000_000_000
 WAIT_S = 30
 
 
@@ -126,5 +130,33 @@ def test_a_key_finds_its_operation_until_it_is_forgotten() -> None:
                 await end_of(start(operations, succeed))
             assert operations.find_by_key("k", {"a": 2}) is None
             assert len(operations.list()) <= ENDED_MAX + 1
+
+    asyncio.run(main())
+
+
+def test_an_operation_of_an_earlier_admin_process_has_failed() -> None:
+    async def main() -> None:
+        clock = ManualClock(NOW_MS)
+        earlier = OwnOperations(clock)
+        async with earlier.running():
+            ids = [start(earlier, wait).view.id]
+            clock.advance(1)
+            ids.append(earlier.start(BUNDLE, wait, total=1, by="me", user="").view.id)
+        clock.advance(1)
+        later = OwnOperations(clock)
+        lost = [later.find_lost(id_) for id_ in ids]
+        assert [one and (one.kind, one.state, one.created_at_ms) for one in lost] == [
+            (KIND, "FAILED", NOW_MS),
+            (BUNDLE, "FAILED", NOW_MS + 1),
+        ]
+        for one in lost:
+            assert one is not None
+            assert one.error == "the admin process that ran it ended"
+            assert (one.total, one.done, one.failed, one.by) == (None, None, None, None)
+        assert earlier.find_lost(ids[0]) is None, "it has run here"
+        assert later.find_lost("broker-0:5") is None
+        assert later.find_lost("admin:5") is None
+        clock.advance(LOST_KEPT_MS)
+        assert later.find_lost(ids[0]) is None
 
     asyncio.run(main())

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Final, final
 
@@ -24,7 +25,15 @@ from tidemill.common.errors import IdempotencyMismatch, Overloaded
 
 RUNNING_MAX: Final = 4
 ENDED_MAX: Final = 100
+LOST_KEPT_MS: Final = 7 * 86_400_000  # as long as the operations of brokers
 PREFIX: Final = "admin"  # of the ids
+# The kinds by the digit of their ids, which other versions read. The first one has never begun.
+KINDS: Final = (
+    OperationKindView.REPLAY_DEAD_LETTERS,
+    OperationKindView.APPLY_DEFINITIONS,
+    OperationKindView.SUPPORT_BUNDLE,
+)
+_ID: Final = re.compile(f"{PREFIX}:([0-9]{{13}})([12])[0-9]{{2}}")  # time (ms), kind, counter
 
 log = structlog.get_logger()
 
@@ -47,11 +56,11 @@ class OwnOperation:
 
     def count(self) -> None:
         """Count an item as done."""
-        self._view.done += 1
+        self._view.done = (self._view.done or 0) + 1
 
     def fail(self, item: str, reason: str) -> None:
         """Count an item that could not be changed."""
-        self._view.failed += 1
+        self._view.failed = (self._view.failed or 0) + 1
         listed = self._view.errors or []
         if len(listed) < ERRORS_MAX:
             self._view.errors = [*listed, OperationErrorView(id=item, outcome=reason)]
@@ -74,6 +83,7 @@ class OwnOperations:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._started_at_ms = clock.wall_ms()
         self._operations: dict[str, OwnOperation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._begun = 0
@@ -122,6 +132,27 @@ class OwnOperations:
         """Return an operation by its id."""
         return self._operations.get(id_)
 
+    def find_lost(self, id_: str) -> OperationView | None:
+        """Return an operation of an admin process that has ended; None: there is none.
+
+        The id has the time of its begin. If that is before the start of this process, another
+        process ran it. With several admin processes, the other one may still run it.
+        """
+        match = _ID.fullmatch(id_)
+        if match is None:
+            return None
+        created_at_ms = int(match[1])
+        oldest_ms = self._clock.wall_ms() - LOST_KEPT_MS
+        if not oldest_ms <= created_at_ms < self._started_at_ms:
+            return None
+        return OperationView(
+            id=id_,
+            kind=KINDS[int(match[2])],
+            state=OperationStateView.FAILED,
+            error="the admin process that ran it ended",
+            created_at_ms=created_at_ms,
+        )
+
     def find_by_key(self, key: str | None, request: Any) -> OwnOperation | None:
         """Return the operation that a repeated request has started. Raises IdempotencyMismatch."""
         for one in self._operations.values():
@@ -153,7 +184,7 @@ class OwnOperations:
         self._begun += 1
         now_ms = self._clock.wall_ms()
         view = OperationView(
-            id=f"{PREFIX}:{now_ms * 1_000 + self._begun % 1_000}",
+            id=f"{PREFIX}:{now_ms:013}{KINDS.index(kind)}{self._begun % 100:02}",
             kind=kind,
             state=OperationStateView.RUNNING,
             by=by,

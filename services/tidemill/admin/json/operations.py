@@ -22,6 +22,9 @@ class OperationStateView(AnyCaseEnum):
     FAILED = "FAILED"
 
 
+BY_IF_KNOWN: Final = Field(None, description=BY.description)
+
+
 class OperationKindView(StrEnum):
     """The change that an operation makes."""
 
@@ -77,14 +80,19 @@ class OperationView(Schema):
         description="RUNNING while one part runs, or while a broker group that may have a part is"
         " `unreachable`. FAILED or CANCELLED if one part is."
     )
-    by: str = BY
+    error: str | None = Field(
+        None,
+        description="Why it failed as a whole. If the admin process that ran it has ended, its"
+        " caller, its end and its numbers are unknown and missing.",
+    )
+    by: str | None = BY_IF_KNOWN
     created_at_ms: int = Field(description="When it began (Unix, ms).")
     ended_at_ms: int | None = Field(
         None, description="When its last part ended (Unix, ms). Missing while it runs."
     )
-    total: int = Field(description="Items that matched when it began.")
-    done: int = Field(description="Items that it has changed.")
-    failed: int = Field(description="Items that match and that it could not change.")
+    total: int | None = Field(None, description="Items that matched when it began.")
+    done: int | None = Field(None, description="Items that it has changed.")
+    failed: int | None = Field(None, description="Items that match and that it could not change.")
     skipped: int | None = Field(
         None,
         description="Of a finished operation: items that were changed by another call, delivered"

@@ -105,6 +105,8 @@ async def get_operation(
     """Show an operation and its progress."""
     if (found := own.find(operation_id)) is not None and _may_see_own(access, found):
         return found.view
+    if (lost := own.find_lost(operation_id)) is not None:
+        return lost
     known = await find_operations(cluster)
     return operation_of(_find(known, access, operation_id), known.unreachable)
 
@@ -130,6 +132,8 @@ async def cancel_operation(
         if not dry_run:
             found.cancel()
         return OperationCancelView(dry_run=dry_run, by=caller, operation=found.view)
+    if (lost := own.find_lost(operation_id)) is not None:
+        return OperationCancelView(dry_run=dry_run, by=caller, operation=lost)
     known = await find_operations(cluster)
     parts = _find(known, access, operation_id)
     if not _is_own(access, parts):

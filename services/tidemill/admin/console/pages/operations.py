@@ -27,14 +27,21 @@ _KINDS: Final = {
 
 def _shown(operation: Document) -> dict[str, Any]:
     """Return an operation with its words."""
-    total, looked = operation["total"], operation["done"] + operation["failed"]
     return {
         **operation,
         "words": _KINDS.get(operation["kind"], operation["kind"]),
         "subject": _subject(operation),
         "download": _download(operation),
-        "percent": min(looked * 100 // total, 100) if total else 100,
+        "percent": _percent(operation),
     }
+
+
+def _percent(operation: Document) -> int | None:
+    """Return the share of items that it has looked at; None: unknown."""
+    if "total" not in operation:
+        return None
+    total, looked = operation["total"], operation["done"] + operation["failed"]
+    return min(looked * 100 // total, 100) if total else 100
 
 
 def _subject(operation: Document) -> str:
@@ -70,7 +77,9 @@ def _progress(found: Document) -> Rows:
     one = found["operation"]
     rows = [
         ("State", one["state"].lower()),
-        ("Done", f"{number_text(one['done'])} of {number_text(one['total'])}"),
+        ("Error", one["error"])
+        if "total" not in one
+        else ("Done", f"{number_text(one['done'])} of {number_text(one['total'])}"),
     ]
     return rows + [("Warning", warning) for warning in found.get("warnings", [])]
 
