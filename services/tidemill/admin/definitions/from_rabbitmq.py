@@ -28,6 +28,7 @@ from tidemill.admin.definitions.conversion import (
 from tidemill.admin.definitions.rabbitmq_entries import ConvertedEntries
 from tidemill.admin.json.definitions import ConversionView, ForeignFile
 from tidemill.common.errors import Conflict, ServiceError
+from tidemill.message.resource_names import NAMESPACE_SEPARATOR
 
 DEFAULT_VHOST: Final = "/"
 ATTEMPTS_MAX: Final = 1_000
@@ -122,11 +123,11 @@ class _Conversion:
             self.report.skipped(source, "headers exchanges have no equivalent: use a SQL filter")
             return
         try:
-            own, renamed = own_topic(_prefixed(vhost, name))
+            own, renamed = own_topic(_prefixed(vhost, _bare(name)))
         except ServiceError as error:
             self.report.skipped(source, reason_of(error))
             return
-        reasons = [renamed]
+        reasons = [renamed, _separator_reason(name)]
         if kind == "topic":
             reasons.append("a tag has no wildcards: bindings with * or # are skipped")
         if text(part(one, "arguments"), "alternate-exchange"):
@@ -145,7 +146,7 @@ class _Conversion:
         vhost, name = text(one, "vhost"), text(one, "name")
         source, given = f"queue {vhost} {name}", part(one, "arguments")
         try:
-            own, renamed = own_group(_prefixed(vhost, name))
+            own, renamed = own_group(_prefixed(vhost, _bare(name)))
         except ServiceError as error:
             self.report.skipped(source, reason_of(error))
             return
@@ -162,7 +163,7 @@ class _Conversion:
             reasons.append(f"it has no binding: producers send to the topic {own}")
         self._groups[vhost, name] = own
         self.report.objects["groups"][own] = settings
-        self.report.changed(source, target, renamed, *reasons)
+        self.report.changed(source, target, renamed, _separator_reason(name), *reasons)
 
     def _convert_binding(self, one: Foreign) -> None:
         vhost, exchange = text(one, "vhost"), text(one, "source")
@@ -285,6 +286,16 @@ def _namespaces_of(exported: ForeignFile) -> Counter[str]:
 
 def _prefixed(vhost: str, name: str) -> str:
     return name if vhost in {DEFAULT_VHOST, ""} else f"{_namespace(vhost)}%{name}"
+
+
+def _bare(name: str) -> str:
+    """Return a name without %, which would put it into a namespace, that of another vhost."""
+    return name.replace(NAMESPACE_SEPARATOR, "-")
+
+
+def _separator_reason(name: str) -> str:
+    bare = _bare(name)
+    return "" if bare == name else f"% ends a namespace, so {name} is {bare}"
 
 
 def _namespace(vhost: str) -> str:

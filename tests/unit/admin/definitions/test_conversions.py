@@ -317,3 +317,24 @@ def test_two_users_with_one_name_of_ours_do_not_share_rights() -> None:
     assert [entry["resource"] for entry in entries] == ["Topic:one"]
     assert rows(view)["user a-b"] == (SKIPPED, "another user became the user a-b already")
     assert rows(view)["permission of a-b on /"] == (SKIPPED, "its user was not converted")
+
+
+@pytest.mark.parametrize("vhost", ["/", "shop"])
+def test_a_name_with_a_percent_sign_stays_out_of_other_namespaces(vhost: str) -> None:
+    exported = {
+        "vhosts": [{"name": vhost}, {"name": "acme"}],
+        "exchanges": [{"vhost": vhost, "name": "acme%x", "type": "fanout"}],
+        "queues": [{"vhost": vhost, "name": "acme%q"}, {"vhost": vhost, "name": "acme-q"}],
+    }
+    view = converted_from_rabbitmq(exported)
+    prefix = "" if vhost == "/" else f"{vhost}%"
+    names = [
+        one.name for one in (*(view.definitions.topics or ()), *(view.definitions.groups or ()))
+    ]
+    assert sorted(set(names)) == [f"{prefix}acme-q", f"{prefix}acme-x"]
+    rows = {row.source: row for row in view.report}
+    exchange = rows[f"exchange {vhost} acme%x"]
+    assert (exchange.outcome, exchange.target) == ("CHANGED", f"topic {prefix}acme-x")
+    assert "% ends a namespace, so acme%x is acme-x" in (exchange.reason or "")
+    assert "% ends a namespace" in (rows[f"queue {vhost} acme%q"].reason or "")
+    assert rows[f"queue {vhost} acme-q"].outcome == "SKIPPED"
