@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import tarfile
 from typing import Any
+
+import pytest
 
 from tidemill.admin.cluster.support_bundles import BundledFile, bundle_of
 
@@ -124,3 +127,52 @@ def test_other_texts_lose_the_names_of_later_files() -> None:
 def test_each_bundle_has_other_hashes() -> None:
     first, second = (anonymous(topics={"topics": [{"name": "acme"}]}) for _ in range(2))
     assert first["topics.json"] != second["topics.json"]
+
+
+def free_text(text: str) -> str:
+    [line] = anonymous(proxy_log=[json.dumps({"event": text})])["proxy.log"]
+    return str(line["event"])
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "::1",
+        "2001:db8::7",
+        "2001:0db8:0000:0000:0000:0000:0000:0007",
+        "1:2:3:4:5:6:7:8",
+        "::ffff:10.1.2.3",
+        "fe80::1%eth0",
+        "FE80::1",
+        "fe80::",
+    ],
+)
+@pytest.mark.parametrize(
+    "form", ["{}", "dial {}: refused", "[{}]:8080", "peer ipv6:%5B{}%5D:4711.", "ipv6:{}", "at {}."]
+)
+def test_an_ipv6_address_in_a_text_becomes_a_hash(form: str, address: str) -> None:
+    before, _, after = form.partition("{}")
+    shown = free_text(form.format(address))
+    assert re.fullmatch(f"{re.escape(before)}hidden-[0-9a-f]{{10}}{re.escape(after)}", shown), shown
+
+
+def test_the_forms_of_an_ipv6_address_have_one_hash() -> None:
+    first, second, other = free_text("2001:db8::7 2001:DB8:0::0007 2001:db8::8").split()
+    assert first == second != other
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "at 12:30:01",
+        "12:30:01.250",
+        "2026-12-01T12:30:01Z",
+        "took 1:02",
+        "std::vector",
+        "00:1b:44:11:3a:b7",
+        "a:b:c",
+        "broker-0:52326",
+    ],
+)
+def test_times_and_other_texts_with_colons_stay(text: str) -> None:
+    assert free_text(text) == text

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import ipaddress
 import json
 import re
 from collections.abc import Generator, Iterable
 from typing import Any, Final, final
 
 HIDDEN: Final = "hidden"
-# Names in any text: of topics, consumer groups, users and clients, and IPv4 addresses.
+# Names in any text: of topics, consumer groups, users and clients, and IP addresses.
 _WORD: Final = re.compile(r"[A-Za-z0-9_%|.@#+-]+")
 _ADDRESS: Final = re.compile(r"(\d{1,3}\.){3}\d{1,3}")
+# What may be an IPv6 address, also in brackets; a time such as 12:30:01 is none. The zone of a
+# link-local address follows a %, and %5B and %5D are the brackets of a peer of gRPC.
+_ADDRESS_6: Final = re.compile(
+    r"(?:(?<=ipv6:)|(?<=%5B)|(?<![\w:.%]))"
+    r"([0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?:(?:\d{1,3}\.){3}\d{1,3})?)"
+    r"(?!\w|:[0-9A-Fa-f:]|\.\d)(%(?!5[Dd])[A-Za-z0-9_.-]*[A-Za-z0-9])?"
+)
 _ENDS: Final = ".|@#+-%"  # after a name at the end of a sentence
 _SYSTEM: Final = ("%RETRY%", "%DLQ%")
 # Fields whose whole text is a name, also in lists.
@@ -173,7 +182,16 @@ class HiddenNames:
                     return self._hash(name) + whole.removeprefix(name)
             return whole
 
-        return _WORD.sub(word, text)
+        return _WORD.sub(word, _ADDRESS_6.sub(self._address_6, text))
+
+    def _address_6(self, found: re.Match[str]) -> str:
+        """Return the hash of an IPv6 address; a text that is none stays."""
+        whole, zone = found.group(1), found.group(2) or ""
+        for colon in ("", ":"):  # A colon may follow the address.
+            with contextlib.suppress(ValueError):
+                address = ipaddress.IPv6Address(whole.removesuffix(colon))
+                return f"{HIDDEN}-{self._digest(address.compressed + zone)}{colon}"
+        return found.group()
 
     def _hash(self, text: str) -> str:
         """Return the hash of a name, and remember it. A prefix stays one, and * stays."""
@@ -185,5 +203,7 @@ class HiddenNames:
         if not _ADDRESS.fullmatch(bare):
             # The other texts name a certificate or service account in parts.
             self._names.update([bare, *(part for part in _WORD.findall(bare) if len(part) > 2)])
-        digest = hashlib.blake2s(bare.encode(), key=self._key, digest_size=5).hexdigest()
-        return f"{system}{HIDDEN}-{digest}{star}"
+        return f"{system}{HIDDEN}-{self._digest(bare)}{star}"
+
+    def _digest(self, bare: str) -> str:
+        return hashlib.blake2s(bare.encode(), key=self._key, digest_size=5).hexdigest()

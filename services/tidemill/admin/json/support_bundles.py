@@ -13,7 +13,7 @@ class SupportBundleRequest(Schema):
 
     anonymize: StrictBool = Field(
         False,
-        description="Replace names of topics, consumer groups, roles, users and clients, and IPv4"
+        description="Replace names of topics, consumer groups, roles, users and clients, and IP"
         " addresses, by hashes, and hide reasons. Equal names stay equal.",
     )
 
