@@ -18,6 +18,8 @@ from tidemill.common.slices import run_in_turns
 
 BUNDLE_BYTES_MAX: Final = 64 << 20
 KEPT_MAX: Final = 2
+# Of the kept bundles and the one that is being packed: the memory limit of the chart is 384 MiB.
+KEPT_BYTES_MAX: Final = BUNDLE_BYTES_MAX
 KEPT_MS: Final = 3_600_000
 AUDIT_MS: Final = 86_400_000
 PAGES_MAX: Final = 50
@@ -63,21 +65,36 @@ class SupportBundle(NamedTuple):
 class SupportBundles:
     """The newest bundles, by the id of their operation."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, bytes_max: int = KEPT_BYTES_MAX) -> None:
         self._clock = clock
-        self._kept: dict[str, SupportBundle] = {}
+        self._bytes_max = bytes_max
+        self._kept: dict[str, SupportBundle] = {}  # the oldest first
+        self._one_by_one = asyncio.Lock()  # Each packing takes the memory of a bundle.
 
     def find(self, id_: str) -> SupportBundle | None:
         """Return a bundle that is not older than KEPT_MS."""
         self._forget()
         return self._kept.get(id_)
 
-    def keep(self, id_: str, content: bytes, user_id: int) -> None:
-        """Keep a bundle, and forget older ones."""
+    async def pack(
+        self, id_: str, files: list[BundledFile], user_id: int, *, is_anonymous: bool
+    ) -> None:
+        """Pack and keep a bundle, one at a time. Forget older ones for its memory."""
+        async with self._one_by_one:
+            text_bytes = sum(len(each.text) for each in files)
+            self._make_room(min(text_bytes, BUNDLE_BYTES_MAX))
+            content = await bundle_of(files, is_anonymous=is_anonymous)
+            self._make_room(len(content))
+            self._kept[id_] = SupportBundle(content, user_id, self._clock.wall_ms())
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Forget the oldest bundles until one of this size fits."""
         self._forget()
-        while len(self._kept) >= KEPT_MAX:
+        while self._kept and (
+            len(self._kept) >= KEPT_MAX
+            or sum(len(one.content) for one in self._kept.values()) + size_bytes > self._bytes_max
+        ):
             del self._kept[next(iter(self._kept))]
-        self._kept[id_] = SupportBundle(content, user_id, self._clock.wall_ms())
 
     def _forget(self) -> None:
         end_ms = self._clock.wall_ms() - KEPT_MS

@@ -13,7 +13,6 @@ from tidemill.admin.cluster.support_bundles import (
     LISTS,
     BundledFile,
     SupportBundles,
-    bundle_of,
     collected_files,
 )
 from tidemill.admin.http.rest_calls import RestCalls
@@ -81,9 +80,8 @@ async def make_support_bundle(
             files.append(file)
             if file.name.startswith(COUNTED):
                 operation.count()
-        content = await bundle_of(files, is_anonymous=wanted.anonymize)
         # A later user of the same name has another id.
-        bundles.keep(operation.view.id, content, access.user_id)
+        await bundles.pack(operation.view.id, files, access.user_id, is_anonymous=wanted.anonymize)
 
     begun = operations.start(
         OperationKindView.SUPPORT_BUNDLE,
