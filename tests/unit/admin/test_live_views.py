@@ -154,13 +154,13 @@ def test_streams_are_bounded() -> None:
         with contextlib.ExitStack() as streams:
             for number in range(STREAMS_MAX):
                 caller = f"user-{number % 4}"
-                views.check_room(caller)
                 key = KEY._replace(caller=caller)
                 streams.enter_context(views.counted(key.caller))
             assert views.streams == STREAMS_MAX
             with pytest.raises(Overloaded, match="200 open streams"):
-                views.check_room("another")
-        views.check_room("another")
+                streams.enter_context(views.counted("another"))
+        with views.counted("another"):
+            assert views.streams == 1
 
     asyncio.run(main())
 
@@ -170,11 +170,10 @@ def test_one_caller_leaves_streams_for_others() -> None:
         views = LiveViews()
         with contextlib.ExitStack() as streams:
             for _ in range(STREAMS_OF_ONE_MAX):
-                views.check_room("ops")
                 streams.enter_context(views.counted("ops"))
             with pytest.raises(Overloaded, match="you have 60 open streams"):
-                views.check_room("ops")
-            views.check_room("another")
+                streams.enter_context(views.counted("ops"))
+            streams.enter_context(views.counted("another"))
 
     asyncio.run(main())
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import RedirectResponse, Response, StreamingResponse
+from fastapi.responses import RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.routing import compile_path
 
@@ -50,7 +50,7 @@ from tidemill.admin.console.pages import (
 )
 from tidemill.admin.console.rendering import render_block
 from tidemill.admin.console.results import Results
-from tidemill.admin.http.live import LiveViews, key_of
+from tidemill.admin.http.live import LiveResponse, LiveViews, key_of
 from tidemill.admin.http.rest_calls import CallProblem
 from tidemill.common.errors import BadRequest
 
@@ -260,12 +260,8 @@ async def _stream(views: LiveViews, request: Request) -> Response:
     except CallProblem as problem:
         raise HTTPException(problem.status, problem.detail) from None
     key = key_of(request, view, session.get("user", ""))
-    views.check_room(key.caller)
-
-    async def body() -> AsyncIterator[str]:
-        with views.counted(key.caller), views.opened(key, render, period_s=page.period_s) as events:
-            async for event in events:
-                yield event.encoded
-
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(body(), media_type="text/event-stream", headers=headers)
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(views.counted(key.caller))
+        events = opened.enter_context(views.opened(key, render, period_s=page.period_s))
+        encoded = (event.encoded async for event in events)
+        return LiveResponse(encoded, opened.pop_all())

@@ -11,13 +11,17 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from http import HTTPStatus
-from typing import Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 import structlog
 from fastapi import Request
+from fastapi.responses import StreamingResponse
 
 from tidemill.admin.http.rest_calls import CallProblem
 from tidemill.common.errors import Overloaded
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
 
 STREAMS_MAX: Final = 200
 # Without an event for 5 s, a page shows that it is disconnected.
@@ -87,8 +91,7 @@ class LiveViews:
         """Number of open streams."""
         return self._streams.total()
 
-    def check_room(self, caller: str) -> None:
-        """Check that a caller may open one more stream. Raises Overloaded."""
+    def _check_room(self, caller: str) -> None:
         if self._streams[caller] >= STREAMS_OF_ONE_MAX:
             raise Overloaded(
                 f"you have {STREAMS_OF_ONE_MAX} open streams; close some pages, or reload this one"
@@ -100,7 +103,8 @@ class LiveViews:
 
     @contextlib.contextmanager
     def counted(self, caller: str) -> Iterator[None]:
-        """Count a stream of a caller until the block ends."""
+        """Count a stream of a caller until the block ends. Raises Overloaded beyond a limit."""
+        self._check_room(caller)
         self._streams[caller] += 1
         try:
             yield
@@ -132,6 +136,26 @@ class LiveViews:
         """End all streams, since the process stops."""
         for shared in list(self._shared.values()):
             await shared.end(STOPPING)
+
+
+@final
+class LiveResponse(StreamingResponse):
+    """Events of views that are open already. The end of the response closes them.
+
+    The views are open before the response begins, so that requests at the same time cannot exceed
+    a limit.
+    """
+
+    def __init__(self, events: AsyncIterator[str], opened: contextlib.ExitStack) -> None:
+        """Send `events`, and close `opened` afterwards."""
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._opened = opened
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events until their end, or until the viewer disconnects."""
+        with self._opened:
+            await super().__call__(scope, receive, send)
 
 
 class _SharedView:

@@ -11,7 +11,16 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
-from tidemill.admin.http.live import ALIVE, DATA, END, LiveEvent, LiveViews, Rendering, key_of
+from tidemill.admin.http.live import (
+    ALIVE,
+    DATA,
+    END,
+    LiveEvent,
+    LiveResponse,
+    LiveViews,
+    Rendering,
+    key_of,
+)
 from tidemill.admin.http.rest_calls import RestCalls
 from tidemill.admin.routes import Access
 from tidemill.common.errors import BadRequest
@@ -65,7 +74,6 @@ async def stream_events(
         raise BadRequest(f"{len(paths)} watches; a stream has at most {WATCHES_MAX}")
     views: LiveViews = request.app.state.live_views
     caller = key_of(request, "", access.user).caller
-    views.check_room(caller)
     calls = RestCalls(request.app.state.api or request.app, request.scope)
 
     def rendering(path: str) -> Rendering:
@@ -74,19 +82,14 @@ async def stream_events(
 
         return render
 
-    async def body() -> AsyncIterator[str]:
-        with contextlib.ExitStack() as opened:
-            opened.enter_context(views.counted(caller))
-            events = {}
-            for name, path in paths.items():
-                key = key_of(request, f"events {path}", access.user)
-                view = views.opened(key, rendering(path), period_s=PERIOD_S)
-                events[name] = opened.enter_context(view)
-            async for text in _joined(events):
-                yield text
-
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(body(), media_type="text/event-stream", headers=headers)
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(views.counted(caller))
+        events = {}
+        for name, path in paths.items():
+            key = key_of(request, f"events {path}", access.user)
+            view = views.opened(key, rendering(path), period_s=PERIOD_S)
+            events[name] = opened.enter_context(view)
+        return LiveResponse(_joined(events), opened.pop_all())
 
 
 async def _joined(events: dict[str, AsyncIterator[LiveEvent]]) -> AsyncIterator[str]:
