@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from tidemill.admin.console.routes import add_console
-from tidemill.admin.http.live import STREAMS_MAX, STREAMS_OF_ONE_MAX, LiveViews
+from tidemill.admin.http.live import STREAMS_MAX, STREAMS_OF_ONE_MAX, VIEWS_OF_ONE_MAX, LiveViews
 from tidemill.admin.routes import events
 from tidemill.common.errors import ServiceError, codes_of
 
@@ -112,5 +112,37 @@ def test_streams_of_several_callers_at_once_keep_to_the_limit() -> None:
         async with world.open("/api/v1/events", watch_overview, STREAMS_MAX + 20) as statuses:
             assert Counter(statuses) == {200: STREAMS_MAX, 429: 20}
         assert world.views.streams == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("mark", ["", "Basic b3BzOnNlY3JldA=="])
+def test_a_cookie_that_identifies_nobody_makes_no_view_of_its_own(mark: str) -> None:
+    """Each request of the world has a junk cookie of its own."""
+
+    async def main() -> None:
+        world = EventWorld()
+        headers = [("authorization", mark)] if mark else []
+        async with world.open("/api/v1/events", watch_overview, 50, headers=headers) as statuses:
+            assert Counter(statuses) == {200: 50}
+            assert world.reads["/api/v1/overview"] == 1
+
+    asyncio.run(main())
+
+
+def test_the_watches_of_one_caller_are_bounded() -> None:
+    def watches(number: int) -> str:
+        names = (f"topic:t{number}-{index}" for index in range(events.WATCHES_MAX))
+        return f"watch={','.join(names)}"
+
+    async def main() -> None:
+        world = EventWorld()
+        streams = VIEWS_OF_ONE_MAX // events.WATCHES_MAX
+        async with world.open("/api/v1/events", watches, streams + 3) as statuses:
+            assert Counter(statuses) == {200: streams, 429: 3}
+        assert world.views.streams == 0
+        # A refused stream keeps none of its watches.
+        async with world.open("/api/v1/events", watches, streams) as statuses:
+            assert Counter(statuses) == {200: streams}
 
     asyncio.run(main())

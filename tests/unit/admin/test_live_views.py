@@ -16,6 +16,7 @@ from tidemill.admin.http.live import (
     PROBLEM,
     STREAMS_MAX,
     STREAMS_OF_ONE_MAX,
+    VIEWS_OF_ONE_MAX,
     LiveEvent,
     LiveViews,
     ViewKey,
@@ -24,7 +25,7 @@ from tidemill.admin.http.rest_calls import CallProblem
 from tidemill.common.errors import Overloaded
 
 KEY = ViewKey("/ui/topics", "ops", "10.0.0.1", ())
-OTHER = KEY._replace(credentials=(b"another cookie",))
+OTHER = KEY._replace(credentials=("another cookie",))
 ELSEWHERE = KEY._replace(address="10.0.0.2")
 WAIT_S = 30
 
@@ -174,6 +175,27 @@ def test_one_caller_leaves_streams_for_others() -> None:
             with pytest.raises(Overloaded, match="you have 60 open streams"):
                 streams.enter_context(views.counted("ops"))
             streams.enter_context(views.counted("another"))
+
+    asyncio.run(main())
+
+
+def test_the_different_views_of_one_caller_are_bounded() -> None:
+    async def main() -> None:
+        views = LiveViews()
+        with contextlib.ExitStack() as streams:
+
+            def open_view(number: int, caller: str = "ops") -> None:
+                key = ViewKey(f"/ui/topics/t{number}", caller, "10.0.0.1", ())
+                streams.enter_context(views.opened(key, Renderings(), period_s=60))
+
+            for number in range(VIEWS_OF_ONE_MAX):
+                open_view(number)
+            with pytest.raises(Overloaded, match="100 different views"):
+                open_view(VIEWS_OF_ONE_MAX)
+            open_view(0)  # Another stream of the same view costs nothing.
+            open_view(VIEWS_OF_ONE_MAX, "another")
+        with views.opened(KEY, Renderings(), period_s=60):
+            pass
 
     asyncio.run(main())
 

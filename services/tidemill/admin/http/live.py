@@ -18,6 +18,7 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 
 from tidemill.admin.http.rest_calls import CallProblem
+from tidemill.admin.http.sessions import find_cookie
 from tidemill.common.errors import Overloaded
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ STREAMS_MAX: Final = 200
 SILENCE_S: Final = 2.0
 DATA, ALIVE, PROBLEM, END = "", "alive", "problem", "end"  # names of events
 STREAMS_OF_ONE_MAX: Final = 60  # of one caller
+# Different views of one caller. Each is rendered once per period, however many streams show it.
+VIEWS_OF_ONE_MAX: Final = 100
 # Problems that end a stream. 429 is an answer to wrong credentials, too.
 LASTING: Final = frozenset(
     {
@@ -50,14 +53,15 @@ class ViewKey(NamedTuple):
     view: str  # path and query of the page, or a watch of the REST API
     caller: str  # its user, or its address without one
     address: str  # Rights may depend on it.
-    credentials: tuple[bytes, ...]
+    credentials: tuple[str, ...]  # that the access control reads
 
 
 def key_of(request: Request, view: str, user: str) -> ViewKey:
     """Return the key of a view for the caller of a request; without a user "", its address."""
-    credentials = tuple(
-        value for name, value in request.scope["headers"] if name in (b"cookie", b"authorization")
-    )
+    # As for the access control: the header decides, then the cookie of the session.
+    credentials = tuple(request.headers.getlist("authorization"))
+    if not credentials and (cookie := find_cookie(request.scope)) is not None:
+        credentials = (cookie,)
     address = request.client.host if request.client else ""
     return ViewKey(view, user or address, address, credentials)
 
@@ -85,6 +89,7 @@ class LiveViews:
     def __init__(self) -> None:
         self._shared: dict[ViewKey, _SharedView] = {}
         self._streams: Counter[str] = Counter()  # by caller
+        self._views: Counter[str] = Counter()  # different ones, by caller
 
     @property
     def streams(self) -> int:
@@ -109,16 +114,16 @@ class LiveViews:
         try:
             yield
         finally:
-            self._streams[caller] -= 1
-            if not self._streams[caller]:
-                del self._streams[caller]
+            _count_down(self._streams, caller)
 
     @contextlib.contextmanager
     def opened(
         self, key: ViewKey, render: Rendering, *, period_s: float
     ) -> Iterator[AsyncIterator[LiveEvent]]:
-        """Yield the events of a view until the block ends."""
+        """Yield the events of a view until the block ends. Raises Overloaded beyond a limit."""
         shared = self._shared.get(key)
+        if shared is None:
+            self._count_view(key.caller)
         if shared is None or shared.is_over:
             # A viewer of an ended view may still read its end.
             shared = self._shared[key] = _SharedView(render, period_s)
@@ -130,12 +135,27 @@ class LiveViews:
             if not shared.viewers:
                 if self._shared.get(key) is shared:
                     del self._shared[key]
+                    _count_down(self._views, key.caller)
                 shared.stop()
+
+    def _count_view(self, caller: str) -> None:
+        if self._views[caller] >= VIEWS_OF_ONE_MAX:
+            raise Overloaded(
+                f"your open streams have {VIEWS_OF_ONE_MAX} different views; close some of the"
+                " streams, or watch less"
+            )
+        self._views[caller] += 1
 
     async def end(self) -> None:
         """End all streams, since the process stops."""
         for shared in list(self._shared.values()):
             await shared.end(STOPPING)
+
+
+def _count_down(counts: Counter[str], caller: str) -> None:
+    counts[caller] -= 1
+    if not counts[caller]:
+        del counts[caller]
 
 
 @final
