@@ -146,3 +146,20 @@ def test_the_watches_of_one_caller_are_bounded() -> None:
             assert Counter(statuses) == {200: streams}
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("watch", "status"),
+    [
+        ("group:g:pause", 400),
+        ("topic:t:purge", 400),
+        ("operation:broker-0:5:cancel", 400),
+        ("operation:broker-0:5", 200),
+    ],
+)
+def test_an_action_cannot_be_watched(watch: str, status: int) -> None:
+    async def main() -> None:
+        async with EventWorld().open("/api/v1/events", lambda _: f"watch={watch}", 1) as statuses:
+            assert statuses == [status]
+
+    asyncio.run(main())

@@ -38,6 +38,7 @@ LASTING: Final = frozenset(
         HTTPStatus.UNAUTHORIZED,
         HTTPStatus.FORBIDDEN,
         HTTPStatus.NOT_FOUND,
+        HTTPStatus.METHOD_NOT_ALLOWED,
         HTTPStatus.TOO_MANY_REQUESTS,
     }
 )

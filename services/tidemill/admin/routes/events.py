@@ -28,7 +28,9 @@ from tidemill.common.errors import BadRequest
 router = APIRouter(tags=["events"])
 
 WATCHES_MAX: Final = 20  # of one stream
-_WATCH: Final = "(overview|(topic|group|operation):[A-Za-z0-9_%|:.-]{1,128})"
+_WATCH: Final = (
+    "(overview|(topic|group):[A-Za-z0-9_%|.-]{1,128}|operation:[A-Za-z0-9_.-]{1,64}:[0-9]{1,18})"
+)
 PERIOD_S: Final = 1.0  # between two reads of a document
 PING_S: Final = 15.0
 PING: Final = ": ping\n\n"
@@ -133,7 +135,9 @@ def _path_of(watch: str) -> str:
     kind, separator, name = watch.partition(":")
     path = PATHS.get(kind)
     is_whole = path is not None and bool(name) == ("{}" in path) and bool(name) == bool(separator)
-    if path is None or not is_whole or "/" in name or not name.isprintable():
+    # More colons are of an action, such as `:pause`; the id of an operation has one.
+    has_action = name.count(":") > (kind == "operation")
+    if path is None or not is_whole or has_action or "/" in name or not name.isprintable():
         raise BadRequest(
             f"{watch[:64]!r} cannot be watched; write overview, topic:NAME, group:NAME or"
             " operation:ID"
