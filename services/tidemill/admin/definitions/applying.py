@@ -34,7 +34,7 @@ async def checked_changes(
     async def check(change: PlannedChange) -> DefinitionChangeView | None:
         async with slots:
             # Each refusal leaves a trace in the audit log, and five explain the file.
-            if len(refused) >= SHOWN_MAX:
+            if len(refused) >= SHOWN_MAX or any(_ends(problem) for _, problem in refused):
                 return None
             try:
                 return await made.check(calls, change)
@@ -51,16 +51,28 @@ async def checked_changes(
 async def apply_changes(
     calls: RestCalls, changes: Sequence[PlannedChange], operation: OwnOperation
 ) -> None:
-    """Make the changes one after the other, until the operation is cancelled."""
+    """Make the changes one after the other, until the operation or the credential ends."""
     for change in changes:
         if operation.is_cancelled:
             return
         try:
             await _make(calls, change, is_dry=False)
         except CallProblem as problem:
+            if _ends(problem):
+                operation.fail(
+                    change.title,
+                    f"the apply has ended, because its caller is refused: {problem.detail}; log in"
+                    " again and apply the rest",
+                )
+                return
             operation.fail(change.title, problem.detail)
         else:
             operation.count()
+
+
+def _ends(problem: CallProblem) -> bool:
+    """Whether further calls would be refused, as failed logins of the caller's address."""
+    return problem.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.TOO_MANY_REQUESTS}
 
 
 class _Made:
