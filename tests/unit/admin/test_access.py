@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 
 from tests.support.rest_identities import identities
 from tidemill.admin.http import access
@@ -37,6 +37,10 @@ def app() -> ASGIApp:
     @inner.get("/some-page")
     async def page() -> str:
         return "page"
+
+    @inner.get("/locked")
+    async def locked() -> str:
+        raise HTTPException(429, "wait 6 s", {"Retry-After": "6"})
 
     return inner
 
@@ -290,3 +294,9 @@ def test_a_client_with_a_complete_body_has_no_timeout(monkeypatch: pytest.Monkey
         wait_for_disconnect, identities=identities(), body_bytes_max=BODY_BYTES_MAX
     )
     assert asyncio.run(post(served, receive)) == 200
+
+
+def test_a_problem_document_has_the_time_of_the_error() -> None:
+    refused = ask(guarded(), "GET", "/locked")
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "6")
+    assert refused.json()["retryAfterMs"] == 6_000

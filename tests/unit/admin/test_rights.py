@@ -256,6 +256,7 @@ def test_failed_logins_are_limited_per_user_and_address() -> None:
     refused = door.ask("GET /topics")
     assert refused.status_code == 429
     assert 0 < int(refused.headers["retry-after"]) <= 6
+    assert refused.json()["retryAfterMs"] == int(refused.headers["retry-after"]) * 1_000
     assert door.ask("GET /topics", ("nobody", "wrong")).status_code == 401
     door.clock.advance(6_000)
     assert door.ask("GET /topics").status_code not in {401, 429}

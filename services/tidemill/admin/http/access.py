@@ -107,7 +107,9 @@ class AccessControl:
             refusal = await self._identify(scope)
             if refusal is not None:
                 detail = json.loads(bytes(refusal.body))["detail"]
-                raise HTTPException(refusal.status_code, detail, CLOSE)
+                wait_s = refusal.headers.get("Retry-After")
+                headers = CLOSE if wait_s is None else {**CLOSE, "Retry-After": wait_s}
+                raise HTTPException(refusal.status_code, detail, headers)
 
         body = _RequestBody(receive, self._body_bytes_max_of(scope), self._hold, identify_again)
         try:

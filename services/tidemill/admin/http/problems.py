@@ -132,7 +132,8 @@ def add_problem_handlers(app: FastAPI) -> None:
             detail = f"this path does not allow {request.method}; allowed: {headers['Allow']}"
         if status is HTTPStatus.NOT_FOUND and detail == status.phrase:
             detail = "nothing is served at this path; see /openapi.json for the paths"
-        response = problem(status, status.phrase, detail, status * 100)
+        wait_s = int(headers.get("Retry-After", RETRY_AFTER_S))
+        response = problem(status, status.phrase, detail, status * 100, retry_after_s=wait_s)
         response.headers.update(headers)
         return response
 
@@ -156,8 +157,9 @@ def problem(
     type_: str = BLANK,
     field: str | None = None,
     current: dict[str, Any] | None = None,
+    retry_after_s: int = RETRY_AFTER_S,
 ) -> JSONResponse:
-    """Render a problem document."""
+    """Render a problem document. Only temporary errors have `retry_after_s`."""
     command = _COMMAND.search(detail)
     document = ProblemView(
         type=type_,
@@ -166,11 +168,11 @@ def problem(
         detail=detail,
         code=code,
         field=field,
-        retry_after_ms=RETRY_AFTER_S * 1_000 if status in _RETRIABLE else None,
+        retry_after_ms=retry_after_s * 1_000 if status in _RETRIABLE else None,
         command=command and command.group(1),
         current=current,
     )
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status in _RETRIABLE else None
+    headers = {"Retry-After": str(retry_after_s)} if status in _RETRIABLE else None
     shown = document.model_dump(by_alias=True, exclude_none=True)
     return JSONResponse(shown, status, headers, MEDIA_TYPE)
 

@@ -35,9 +35,9 @@ class RefusedLogin(Exception):
         """Return the problem document."""
         if self.wait_s:
             status = HTTPStatus.TOO_MANY_REQUESTS
-            refusal = problem(status, status.phrase, self.reason, status * 100)
-            refusal.headers["Retry-After"] = str(self.wait_s)
-            return refusal
+            return problem(
+                status, status.phrase, self.reason, status * 100, retry_after_s=self.wait_s
+            )
         status = HTTPStatus.UNAUTHORIZED
         refusal = problem(status, status.phrase, self.reason, status * 100)
         refusal.headers["WWW-Authenticate"] = challenge
