@@ -22,6 +22,7 @@ from tidemill.message.resource_names import is_reserved
 
 QUEUES_MAX: Final = 1_024
 ATTEMPTS_MAX: Final = 1_000
+DELAYS_MAX: Final = 100  # of a retry policy
 RETRIES_DEFAULT: Final = 16  # of RocketMQ; -1 means it
 TOPICS: Final = "topicConfigTable"
 GROUPS: Final = "subscriptionGroupTable"
@@ -58,6 +59,9 @@ def _convert_topic(name: str, config: Foreign, report: Report) -> None:
         is_system = is_reserved(name)
         report.skipped(source, "a system topic of RocketMQ" if is_system else reason_of(error))
         return
+    if own in report.objects["topics"]:
+        report.skipped(source, f"another topic became the topic {own} already")
+        return
     reasons = [renamed]
     attributes = part(config, "attributes")
     kind = text(attributes, "message.type") or text(attributes, "+message.type")
@@ -68,8 +72,10 @@ def _convert_topic(name: str, config: Foreign, report: Report) -> None:
         reasons.append(
             f"message type {kind} is unknown here; the topic accepts all but special ones"
         )
-    queues = number(config, "writeQueueNums") or 0
-    if queues:
+    queues = number(config, "writeQueueNums")
+    if queues == 0:
+        reasons.append("it had no queues for producers, and has the default number here")
+    elif queues is not None:
         settings["queues"] = min(queues, QUEUES_MAX)
         if queues > QUEUES_MAX:
             reasons.append(f"{queues} queues; a topic has at most {QUEUES_MAX}")
@@ -91,6 +97,9 @@ def _convert_group(name: str, config: Foreign, report: Report) -> None:
         is_system = is_reserved(name)
         report.skipped(source, "a system group of RocketMQ" if is_system else reason_of(error))
         return
+    if own in report.objects["groups"]:
+        report.skipped(source, f"another subscription group became the group {own} already")
+        return
     reasons = [renamed]
     retries = number(config, "retryMaxTimes")
     attempts = (RETRIES_DEFAULT if retries is None or retries < 0 else retries) + 1
@@ -101,7 +110,8 @@ def _convert_group(name: str, config: Foreign, report: Report) -> None:
         "maxAttempts": min(attempts, ATTEMPTS_MAX),
         "startFrom": "latest" if config.get("consumeFromMinEnable") is False else "earliest",
     }
-    retry = _retry_of(part(config, "groupRetryPolicy"))
+    retry, retry_reasons = _retry_of(part(config, "groupRetryPolicy"))
+    reasons += retry_reasons
     if retry is not None:
         settings["retry"] = retry
     if config.get("consumeEnable") is False:
@@ -110,20 +120,33 @@ def _convert_group(name: str, config: Foreign, report: Report) -> None:
     report.changed(source, f"group {own}", *reasons)
 
 
-def _retry_of(policy: Foreign) -> dict[str, Any] | None:
-    """Return our retry policy; None: the default, as that of RocketMQ."""
+def _retry_of(policy: Foreign) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return our retry policy, and the changes. None: the default, as that of RocketMQ."""
     exponential = part(policy, "exponentialRetryPolicy")
-    if exponential:
-        return {
-            "exponential": {
-                "initialMs": number(exponential, "initial") or 5_000,
-                "maxMs": number(exponential, "max") or 7_200_000,
-                "multiplier": number(exponential, "multiplier") or 2,
-            }
-        }
+    if exponential and text(policy, "type") != "CUSTOMIZED":
+        return _exponential_of(exponential)
     delays = part(policy, "customizedRetryPolicy").get("next")
     if not isinstance(delays, list) or not delays:
-        return None
-    if not all(isinstance(each, int) and each > 0 for each in delays):
+        return None, []
+    if not all(type(each) is int and each > 0 for each in delays):
         raise Conflict("the delays of a customizedRetryPolicy are not all whole numbers above 0")
-    return {"customized": {"nextMs": delays[:100]}}
+    reasons = []
+    if len(delays) > DELAYS_MAX:
+        reasons.append(
+            f"{len(delays)} retry delays; a group has at most {DELAYS_MAX}, and repeats the last"
+        )
+    return {"customized": {"nextMs": delays[:DELAYS_MAX]}}, reasons
+
+
+def _exponential_of(policy: Foreign) -> tuple[dict[str, Any], list[str]]:
+    settings, reasons = {}, []
+    for field, own, default in (
+        ("initial", "initialMs", 5_000),
+        ("max", "maxMs", 7_200_000),
+        ("multiplier", "multiplier", 2),
+    ):
+        value = number(policy, field)
+        if value == 0:
+            reasons.append(f"{field} of its retry policy was 0; it is at least 1 here")
+        settings[own] = default if value is None else (value or 1)
+    return {"exponential": settings}, reasons

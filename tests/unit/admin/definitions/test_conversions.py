@@ -182,6 +182,64 @@ def test_objects_of_rocketmq_become_topics_and_groups() -> None:
     assert found["subscription group CID_ONSAPI_OWNER"][0] is SKIPPED
 
 
+def test_two_objects_of_rocketmq_with_one_name_of_ours_are_not_mixed() -> None:
+    tables = {
+        "topicConfigTable": {"a.b": {"writeQueueNums": 1}, "a-b": {"writeQueueNums": 9}},
+        "subscriptionGroupTable": {"a.b": {"retryMaxTimes": 1}, "a-b": {"retryMaxTimes": 9}},
+    }
+    view = converted_from_rocketmq(tables)
+    found = rows(view)
+    for kind in ("topic", "subscription group"):
+        assert (found[f"{kind} a.b"][0], found[f"{kind} a-b"][0]) == (CHANGED, SKIPPED)
+    assert "became the topic a-b already" in found["topic a-b"][1]
+    assert objects(view, "topics")["a-b"]["queues"] == 1
+    assert objects(view, "groups")["a-b"]["maxAttempts"] == 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "settings", "reason"),
+    [
+        (
+            {"customizedRetryPolicy": {"next": [10_000] * 150}},
+            {"customized": {"nextMs": [10_000] * 100}},
+            "150 retry delays; a group has at most 100",
+        ),
+        (
+            {"exponentialRetryPolicy": {"initial": 0, "max": 10}},
+            {"exponential": {"initialMs": 1, "maxMs": 10, "multiplier": 2}},
+            "initial of its retry policy was 0",
+        ),
+        (
+            {"exponentialRetryPolicy": {"initial": 5, "max": 0, "multiplier": 0}},
+            {"exponential": {"initialMs": 5, "maxMs": 1, "multiplier": 1}},
+            "max of its retry policy was 0; it is at least 1 here; multiplier of",
+        ),
+        (
+            {
+                "type": "CUSTOMIZED",
+                "exponentialRetryPolicy": {"initial": 5},
+                "customizedRetryPolicy": {"next": [7]},
+            },
+            {"customized": {"nextMs": [7]}},
+            "",
+        ),
+    ],
+)
+def test_a_retry_policy_of_rocketmq_has_a_reason_for_each_change(
+    policy: dict[str, Any], settings: dict[str, Any], reason: str
+) -> None:
+    view = converted_from_rocketmq({"subscriptionGroupTable": {"g": {"groupRetryPolicy": policy}}})
+    assert objects(view, "groups")["g"]["retry"] == settings
+    outcome, text = rows(view)["subscription group g"]
+    assert outcome is (CHANGED if reason else CONVERTED)
+    assert reason in text
+
+
+def test_a_topic_of_rocketmq_without_queues_has_a_reason() -> None:
+    view = converted_from_rocketmq({"topicConfigTable": {"t": {"writeQueueNums": 0}}})
+    assert rows(view)["topic t"][0] is CHANGED
+
+
 @pytest.mark.parametrize(
     ("exported", "reason"),
     [
