@@ -40,12 +40,16 @@ def show_cluster(
     * `tidemill cluster show --check`
     """
     found = call(context, "GET", "/overview")
+    hidden = call(context, "GET", "/session").get("hidden", ())
     problems = [_problem_row(each) for each in found["problems"]]
     show(context, found, PROBLEM_COLUMNS, problems)
     if is_text(context):
-        typer.echo(f"\nStatus: {found['status']}")
+        status = "unknown" if hidden and found["status"] == FINE else found["status"]
+        typer.echo(f"\nStatus: {status}")
         _show_parts(context, found, SystemClock().wall_ms())
     warn_unreachable(found)
+    if hidden:
+        warn_partial(f"the user of this command may not see all {', '.join(hidden)}")
     unanswered = found.get("unanswered")
     if unanswered:
         warn_partial(f"no answer within two seconds: {', '.join(unanswered)}")

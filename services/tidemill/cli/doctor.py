@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
@@ -46,6 +46,7 @@ from tidemill.common.rest_client import Json, RestClient, RestRejection, RestUnr
 COLUMNS = ("CHECK", "STATE", "FINDING", "COMMAND")
 CONFLICT: Final = 409  # of the controllers, if the cluster has none
 HTTPS_PORT: Final = 443
+GROUPS: Final = "consumer groups"  # in `hidden` of a session
 
 
 def examine(context: typer.Context) -> None:
@@ -62,8 +63,9 @@ def examine(context: typer.Context) -> None:
     * `tidemill doctor -o json`
     """
     # First, because without the admin API nothing else can be checked.
-    call(context, "GET", "/session")
-    found = list(_results(connect(context), options_of(context)))
+    session = call(context, "GET", "/session")
+    hidden = session.get("hidden", ())
+    found = list(_results(connect(context), options_of(context), hidden))
     counts = Counter(each.state for each in found)
     answer: dict[str, Json] = {
         "checks": [each.as_json() for each in found],
@@ -83,8 +85,8 @@ def examine(context: typer.Context) -> None:
         raise typer.Exit(EXIT_PARTIAL)
 
 
-def _results(client: RestClient, options: Options) -> Iterator[CheckResult]:
-    """Yield the result of each check."""
+def _results(client: RestClient, options: Options, hidden: Sequence[str]) -> Iterator[CheckResult]:
+    """Yield the result of each check; `hidden` are the objects that the caller may not see."""
     now_ms = SystemClock().wall_ms()
     yield checked("admin API", "tidemill process show admin", fine=options.admin, problems=[])
     processes = _ask(client, "/processes")
@@ -104,10 +106,13 @@ def _results(client: RestClient, options: Options) -> Iterator[CheckResult]:
     check = partial(check_certificate, now_ms=now_ms, command=command)
     yield check_answer("certificate", command, expiry, check)
     command = "tidemill group list --sort=-lag"
-    yield check_answer("consumers", command, _ask_groups(client), check_consumers)
+    unseen = [f"the user may not see all {GROUPS}"] if GROUPS in hidden else []
+    check = partial(check_consumers, unseen=unseen)
+    yield check_answer("consumers", command, _ask_groups(client), check)
     letters = _ask(client, "/dead-letters/summary")
     command = "tidemill dead-letter summary"
-    yield check_answer("dead letters", command, letters, check_dead_letters)
+    check = partial(check_dead_letters, unseen=unseen)
+    yield check_answer("dead letters", command, letters, check)
     check = partial(_check_settings, client)
     yield check_answer("settings", listing, processes, check)
 

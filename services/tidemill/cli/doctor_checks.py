@@ -212,8 +212,8 @@ def check_certificate(expires_at_ms: int | None, *, now_ms: int, command: str) -
     return checked("certificate", command, fine=fine, problems=problems)
 
 
-def check_consumers(groups: Sequence[Json]) -> CheckResult:
-    """Find consumer groups with a backlog and without a consumer."""
+def check_consumers(groups: Sequence[Json], *, unseen: Sequence[str] = ()) -> CheckResult:
+    """Find consumer groups with a backlog and without a consumer; `unseen` is not in the list."""
     idle = [
         each
         for each in groups
@@ -225,12 +225,12 @@ def check_consumers(groups: Sequence[Json]) -> CheckResult:
         f"tidemill group show {idle[0]['name']}" if idle else "tidemill group list --sort=-lag",
         fine="each consumer group with a backlog has a consumer, or is paused",
         problems=[f"{each['name']} has {each['lag']} messages and no consumer" for each in idle],
-        unknown=[each["name"] for each in groups if "unknown" in each],
+        unknown=[*unseen, *(each["name"] for each in groups if "unknown" in each)],
     )
 
 
-def check_dead_letters(summary: Json) -> CheckResult:
-    """Find consumer groups with open dead letters."""
+def check_dead_letters(summary: Json, *, unseen: Sequence[str] = ()) -> CheckResult:
+    """Find consumer groups with open dead letters; `unseen` is not in the summary."""
     given_up = sorted(
         (each for each in summary["groups"] if each["open"]), key=lambda one: -one["open"]
     )
@@ -240,7 +240,7 @@ def check_dead_letters(summary: Json) -> CheckResult:
         f"tidemill dead-letter list{group}",
         fine="there is no open dead letter",
         problems=[f"{each['group']} has {each['open']}" for each in given_up],
-        unknown=summary.get("unreachable") or (),
+        unknown=[*unseen, *(summary.get("unreachable") or ())],
     )
 
 

@@ -147,6 +147,15 @@ def test_a_cookie_stands_for_its_user() -> None:
     assert world.ask("GET /session", **BASIC).json()["via"] == "basic"
 
 
+def test_a_caller_sees_which_objects_are_hidden_from_it() -> None:
+    world = LoginWorld()
+    assert "hidden" not in world.ask("GET /session", **BASIC).json()
+    entries = parse_entry("Group:*", ["Get"]), parse_entry("Topic:orders", ["Get"])
+    world.put_user(type=UserType.NORMAL, entries=entries)
+    hidden = world.ask("GET /session", **BASIC).json()["hidden"]
+    assert hidden == ["broker groups", "topics"]
+
+
 def test_a_logout_ends_the_session_and_its_renewed_cookies() -> None:
     world = LoginWorld()
     cookie = world.log_in()

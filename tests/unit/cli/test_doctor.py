@@ -72,6 +72,13 @@ def test_an_answer_that_is_missing_exits_with_5(path: str) -> None:
     assert result.exit_code == 5
 
 
+def test_consumer_groups_that_the_user_may_not_see_are_unknown() -> None:
+    result = examine({"/session": {"isSuper": False, "hidden": ["consumer groups"]}})
+    found = states(result)
+    assert (found["consumers"], found["dead letters"]) == ("unknown", "unknown")
+    assert result.exit_code == 5
+
+
 def test_replicas_are_checked_if_there_are_controllers() -> None:
     group = {"name": "broker-0", "replicas": [], "alarm": "it has no master"}
     result = examine({"/replicas": {"items": [group]}})

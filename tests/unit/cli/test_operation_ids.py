@@ -102,7 +102,7 @@ OPERATIONS: Final = {
     "replica show b-1": "getReplicas",
     "replica drain b-1": "drainReplica",
     "replica undrain b-1": "drainReplica",
-    "cluster show": "getOverview",
+    "cluster show": "getOverview getSession",
     "process list": "listProcesses",
     "process show p": "getProcess",
     "process settings p": "listProcessSettings",

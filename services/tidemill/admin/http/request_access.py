@@ -93,6 +93,13 @@ class RequestAccess:
         """Whether one of the actions is allowed on a consumer group."""
         return not self.is_limited or self._decides(_tuple(actions), group_resource(group))
 
+    def allows_all(self, actions: Sequence[Action], type_: ResourceType) -> bool:
+        """Whether one of the actions is allowed on each resource of a type."""
+        known = self.known
+        if not self.is_limited or known is None:
+            return not self.is_limited
+        return any(known.allows_all(each, type_, self._find_address) for each in actions)
+
     def require(self, actions: Action | Sequence[Action], resource: Resource) -> None:
         """Check that one of the actions is allowed. Raises Forbidden."""
         wanted = _tuple(actions)

@@ -22,6 +22,11 @@ class SessionView(Schema):
         " credentials except the token of `admin_token_file`."
     )
     mode: ModeView = Field(description="The security mode in force.")
+    hidden: list[str] | None = Field(
+        None,
+        description="Objects that the caller may not see, or only in part: `broker groups`,"
+        " `consumer groups` and `topics`. Missing: it may see all.",
+    )
     ends_at_ms: int | None = Field(
         None, description="End of the session without another request, ms since 1970."
     )

@@ -7,12 +7,14 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response, status
 
 from tidemill.admin.http.actor import Actor, actor_of
-from tidemill.admin.http.request_access import RequestAccess
+from tidemill.admin.http.request_access import READS, RequestAccess
 from tidemill.admin.http.sessions import VIA_SESSION, Session, Sessions, find_cookie, set_cookie
 from tidemill.admin.json.security import ModeView
 from tidemill.admin.json.sessions import SessionView
 from tidemill.admin.routes import Access
+from tidemill.admin.routes.broker_groups import BROKER_GROUPS
 from tidemill.common.errors import Conflict
+from tidemill.security.acl import Action, ResourceType
 from tidemill.security.table import Mode
 
 router = APIRouter(tags=["security"])
@@ -59,6 +61,16 @@ async def end_session(request: Request, response: Response, sessions: LoginSessi
     response.headers["Set-Cookie"] = set_cookie(request.scope, "")
 
 
+def _hidden(access: RequestAccess) -> list[str]:
+    """Return the kinds of objects that the caller may not see, or only in part."""
+    seen = {
+        "broker groups": access.allows(Action.GET, BROKER_GROUPS),
+        "consumer groups": access.allows_all(READS, ResourceType.GROUP),
+        "topics": access.allows_all(READS, ResourceType.TOPIC),
+    }
+    return [kind for kind, is_seen in seen.items() if not is_seen]
+
+
 def _view_of(access: RequestAccess, user: str, via: str, session: Session | None) -> SessionView:
     return SessionView(
         user=user or None,
@@ -66,5 +78,6 @@ def _view_of(access: RequestAccess, user: str, via: str, session: Session | None
         is_super=access.mode is not Mode.ON or access.is_super,
         super_credentials=access.is_super,
         mode=ModeView(access.mode.text),
+        hidden=_hidden(access) or None,
         ends_at_ms=None if session is None else session.ends_at_ms,
     )
