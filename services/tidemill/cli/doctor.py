@@ -28,6 +28,7 @@ from tidemill.cli.doctor_checks import (
     check_settings,
     check_versions,
     checked,
+    find_stalled,
 )
 from tidemill.cli.rest import (
     PAGE_SIZE,
@@ -107,8 +108,11 @@ def _results(client: RestClient, options: Options, hidden: Sequence[str]) -> Ite
     yield check_answer("certificate", command, expiry, check)
     command = "tidemill group list --sort=-lag"
     unseen = [f"the user may not see all {GROUPS}"] if GROUPS in hidden else []
-    check = partial(check_consumers, unseen=unseen)
-    yield check_answer("consumers", command, _ask_groups(client), check)
+    groups = _ask_groups(client)
+    stalled = [] if isinstance(groups, Unanswered) else find_stalled(groups, now_ms)
+    diagnoses = {name: _ask(client, f"/groups/{segment(name)}/diagnosis") for name in stalled}
+    check = partial(check_consumers, diagnoses=diagnoses, unseen=unseen)
+    yield check_answer("consumers", command, groups, check)
     letters = _ask(client, "/dead-letters/summary")
     command = "tidemill dead-letter summary"
     check = partial(check_dead_letters, unseen=unseen)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final
 
 from tidemill.common.rest_client import Json
@@ -17,6 +18,9 @@ DISK_USED_RATIO_MAX: Final = 0.85  # the threshold of the alert DiskFull
 CERTIFICATE_DAYS_MIN: Final = 14  # the threshold of the alert CertificateExpires
 OBJECTS_SHOWN_MAX: Final = 5  # in a finding; --output json has all
 DAY_MS: Final = 86_400_000
+NO_POLL_MS: Final = 60_000  # as in the diagnosis of a consumer group
+STALLED_MAX: Final = 20  # consumer groups that are diagnosed, each by one call
+NOT_POLLING: Final = "NOT_POLLING"  # code of the finding of a diagnosis
 # Settings that each process has for itself: its name, its addresses, its folders and its files.
 OWN_SETTINGS: Final = frozenset(
     {
@@ -212,20 +216,53 @@ def check_certificate(expires_at_ms: int | None, *, now_ms: int, command: str) -
     return checked("certificate", command, fine=fine, problems=problems)
 
 
-def check_consumers(groups: Sequence[Json], *, unseen: Sequence[str] = ()) -> CheckResult:
-    """Find consumer groups with a backlog and without a consumer; `unseen` is not in the list."""
+def find_stalled(groups: Sequence[Json], now_ms: int) -> list[str]:
+    """Return the names of consumer groups whose consumers may not poll, the longest lag first."""
+    found = [
+        each
+        for each in groups
+        if each.get("ready")
+        and each.get("consumers")
+        and each.get("outPerSecond") == 0
+        and each.get("state") != "PAUSED"
+        and now_ms - each.get("oldestUnackedAtMs", now_ms) > NO_POLL_MS
+    ]
+    found.sort(key=lambda each: -each["ready"])
+    return [each["name"] for each in found[:STALLED_MAX]]
+
+
+def check_consumers(
+    groups: Sequence[Json],
+    *,
+    diagnoses: Mapping[str, Json | Unanswered] = MappingProxyType({}),
+    unseen: Sequence[str] = (),
+) -> CheckResult:
+    """Find consumer groups with a backlog and without a consumer, or whose consumers do not poll.
+
+    `diagnoses` are those of stalled groups. `unseen` describes groups that are not in the list.
+    """
     idle = [
         each
         for each in groups
         if each.get("lag") and each.get("consumers") == 0 and each.get("state") != "PAUSED"
     ]
     idle.sort(key=lambda each: -each["lag"])
+    unpolled, undiagnosed = [], []
+    for name, answer in diagnoses.items():
+        if isinstance(answer, Unanswered):
+            undiagnosed.append(f"{name} ({answer.reason})")
+        elif any(each["code"] == NOT_POLLING for each in answer["findings"]):
+            unpolled.append(name)
+    first = [*(each["name"] for each in idle), *unpolled][:1]
     return checked(
         "consumers",
-        f"tidemill group show {idle[0]['name']}" if idle else "tidemill group list --sort=-lag",
-        fine="each consumer group with a backlog has a consumer, or is paused",
-        problems=[f"{each['name']} has {each['lag']} messages and no consumer" for each in idle],
-        unknown=[*unseen, *(each["name"] for each in groups if "unknown" in each)],
+        f"tidemill group show {first[0]}" if first else "tidemill group list --sort=-lag",
+        fine="each consumer group with a backlog has a consumer that polls, or is paused",
+        problems=[
+            *(f"{each['name']} has {each['lag']} messages and no consumer" for each in idle),
+            *(f"{name} has ready messages, and no connected consumer polls" for name in unpolled),
+        ],
+        unknown=[*unseen, *undiagnosed, *(each["name"] for each in groups if "unknown" in each)],
     )
 
 

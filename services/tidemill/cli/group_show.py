@@ -29,6 +29,7 @@ from tidemill.common.times import age, from_now, span, utc
 
 LOCKS_SHOWN: Final = 20  # locked queues with the largest backlog; --output json shows all
 CONSUMERS_SHOWN: Final = 20  # consumers; `tidemill client list` shows all
+NEVER_POLLED: Final = "NEVER_POLLED"  # state of a group without a lag
 WAITS_SHOWN_MAX: Final = 4  # waits of a retry policy: the first and the last
 
 
@@ -120,7 +121,7 @@ def _show_all(context: typer.Context, name: str) -> None:
         answer["clients"] = clients["clients"]
     if unreachable:
         answer["unreachable"] = sorted(unreachable)
-    show(context, answer, ("GROUP", name), _settings(group))
+    show(context, answer, ("GROUP", name), _settings(group, progress))
     if is_text(context):
         now_ms = SystemClock().wall_ms()
         _show_progress(context, progress, now_ms)
@@ -129,9 +130,12 @@ def _show_all(context: typer.Context, name: str) -> None:
     warn_unreachable(answer)
 
 
-def _settings(group: Json) -> list[tuple[str, object]]:
+def _settings(group: Json, progress: Json) -> list[tuple[str, object]]:
+    state = group.get("state")
+    if state == NEVER_POLLED and progress["topics"]:
+        state = "unknown: the numbers are from before the first poll"
     rows: list[tuple[str, object]] = [
-        ("state", group.get("state")),
+        ("state", state),
         ("order", group["deliveryOrder"]),
         ("attempts", group["maxAttempts"]),
         ("retry", retry_text(group["retry"])),
@@ -143,7 +147,7 @@ def _settings(group: Json) -> list[tuple[str, object]]:
         pause = group["paused"]
         reason = f": {printable(pause['reason'])}" if "reason" in pause else ""
         rows.append(("paused until", f"{utc(pause['untilMs'])} by {pause['by']}{reason}"))
-    if group.get("lag"):
+    if group.get("lag") and progress["total"]["lag"]:
         left_ms = group.get("caughtUpInMs")
         rows.append(("caught up in", "never at this pace" if left_ms is None else span(left_ms)))
     rows += [("filter", filter_text(each)) for each in group.get("filters") or ()]

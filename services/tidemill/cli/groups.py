@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -19,7 +19,7 @@ from tidemill.cli.group_options import (
     Yes,
 )
 from tidemill.cli.group_positions import reset_group, unlock_queue
-from tidemill.cli.group_show import retry_text, show_group
+from tidemill.cli.group_show import NEVER_POLLED, retry_text, show_group
 from tidemill.cli.numbers import GroupPrefix, GroupSort, list_query, number, warn_unknown
 from tidemill.cli.rest import (
     call,
@@ -41,8 +41,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Create, list, show, change, pause, resume, reset, unlock and delete consumer groups.",
 )
-
-NEVER_POLLED: Final = "NEVER_POLLED"  # state of a group without a lag
 
 app.command("show")(show_group)
 app.command("unlock")(unlock_queue)

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from tidemill.admin.activity.diagnosis import BacklogCause, Code, GroupFacts, Holder, find_findings
+from tidemill.admin.activity.diagnosis import (
+    NO_POLL_MS,
+    BacklogCause,
+    Code,
+    GroupFacts,
+    Holder,
+    find_findings,
+)
 from tidemill.admin.activity.numbers import GroupState
 from tidemill.admin.json.activity import GroupNumbersView
 from tidemill.admin.json.conflicts import ConflictView, PolledFilterView
@@ -35,6 +42,9 @@ FACTS = GroupFacts(
     locks=(),
     silent=(),
     conflicts=(),
+    has_polled=True,
+    no_poll_ms=1_000,
+    pollers=("worker-1", "worker-2"),
     has_filter=False,
     oldest_at_ms={},
     retention_ms={},
@@ -86,7 +96,42 @@ def test_a_group_without_consumers_or_polls() -> None:
         == "no consumer is connected, and 6 messages can be received"
     )
     never = numbers(state=GroupState.NEVER_POLLED, lag=None, consumers=0)
-    assert only(never).code is Code.NEVER_POLLED
+    assert only(replace(never, has_polled=False)).code is Code.NEVER_POLLED
+
+
+def test_a_poll_after_the_sample_of_the_numbers_counts() -> None:
+    never = numbers(state=GroupState.NEVER_POLLED, lag=None, consumers=0)
+    assert find_findings(replace(never, has_polled=True)) == []
+
+
+STALLED = replace(
+    numbers(ready=20, in_flight=0, out_per_second=0.0, ack_per_second=0.0, in_per_second=0.0),
+    no_poll_ms=NO_POLL_MS,
+    oldest_at_ms={"orders": NOW_MS - NO_POLL_MS - 1},
+)
+
+
+def test_connected_consumers_that_do_not_poll_are_a_cause() -> None:
+    found = only(STALLED)
+    assert found.code is Code.NOT_POLLING
+    assert found.text.startswith("20 messages can be received, and 2 consumers connected")
+    assert found.command == "tidemill client stack worker-1"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"no_poll_ms": NO_POLL_MS - 1},
+        {"no_poll_ms": None},
+        {"pollers": ()},
+        {"oldest_at_ms": {"orders": NOW_MS - NO_POLL_MS}},
+        {"numbers": STALLED.numbers.model_copy(update={"ready": 0})},
+        {"numbers": STALLED.numbers.model_copy(update={"out_per_second": None})},
+        {"numbers": STALLED.numbers.model_copy(update={"out_per_second": 0.2})},
+    ],
+)
+def test_consumers_that_may_poll_are_no_cause(changed: dict[str, Any]) -> None:
+    assert find_findings(replace(STALLED, **changed)) == []
 
 
 def test_the_lock_with_most_messages_behind_it_is_named() -> None:

@@ -11,6 +11,7 @@ from tidemill.broker.settings import BrokerSettings
 from tidemill.cli.doctor_checks import (
     CLOCK_SKEW_MS_MAX,
     DAY_MS,
+    NO_POLL_MS,
     OWN_SETTINGS,
     CheckState,
     Unanswered,
@@ -25,6 +26,7 @@ from tidemill.cli.doctor_checks import (
     check_replicas,
     check_settings,
     check_versions,
+    find_stalled,
 )
 from tidemill.controller.settings import ControllerSettings
 from tidemill.proxy.settings import ProxySettings
@@ -122,6 +124,36 @@ def test_a_consumer_group_with_a_backlog_and_no_consumer_is_a_problem() -> None:
     assert found.text == "f has 2 messages and no consumer, e has 1 messages and no consumer"
     assert found.command == "tidemill group show f"
     assert check_consumers([{"name": "g", "unknown": "it is too new"}]).state is UNKNOWN
+
+
+def stalled(**fields: Any) -> dict[str, Any]:
+    """Return the row of a group whose consumers take no message."""
+    row = {"name": "a", "lag": 20, "ready": 20, "consumers": 1, "outPerSecond": 0.0}
+    return row | {"state": "ACTIVE", "oldestUnackedAtMs": 0} | fields
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ready": 0},
+        {"consumers": 0},
+        {"outPerSecond": 0.2},
+        {"outPerSecond": None},
+        {"state": "PAUSED"},
+        {"oldestUnackedAtMs": 1},
+    ],
+)
+def test_a_group_is_stalled_if_its_consumers_take_no_ready_message(fields: dict[str, Any]) -> None:
+    assert find_stalled([stalled()], NO_POLL_MS + 1) == ["a"]
+    assert find_stalled([stalled(**fields)], NO_POLL_MS + 1) == []
+
+
+def test_consumers_that_do_not_poll_are_a_problem() -> None:
+    answers = {"a": {"findings": [{"code": "NOT_POLLING"}]}, "b": {"findings": []}}
+    found = check_consumers([stalled()], diagnoses=answers)
+    assert (found.state, found.command) == (PROBLEM, "tidemill group show a")
+    assert found.objects == ["a has ready messages, and no connected consumer polls"]
+    assert check_consumers([stalled()], diagnoses={"a": Unanswered("late")}).state is UNKNOWN
 
 
 def test_open_dead_letters_are_a_problem() -> None:

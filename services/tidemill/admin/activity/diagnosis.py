@@ -26,6 +26,8 @@ FAILING_SHARE: Final = 0.1  # of deliveries that are repeated
 SLOW_FACTOR: Final = 1.1  # of messages in to acks; smaller differences are noise
 RETENTION_SHARE: Final = 0.8  # of the retention that the oldest message has used
 SILENT_HOLDERS_MAX: Final = 3  # findings
+# Consumers poll again after each long poll, which takes some 30 s at most.
+NO_POLL_MS: Final = 60_000
 
 
 class Code(StrEnum):
@@ -36,6 +38,7 @@ class Code(StrEnum):
     NEVER_POLLED = "NEVER_POLLED"
     LOCKED_QUEUE = "LOCKED_QUEUE"
     HOLDER_SILENT = "HOLDER_SILENT"
+    NOT_POLLING = "NOT_POLLING"
     FAILING = "FAILING"
     CONSUMERS_SLOW = "CONSUMERS_SLOW"
     SUBSCRIPTIONS_DIFFER = "SUBSCRIPTIONS_DIFFER"
@@ -63,6 +66,9 @@ class GroupFacts:
     locks: Sequence[QueueLockView]  # those with the most messages behind them first
     silent: Sequence[Holder]
     conflicts: Sequence[ConflictView]
+    has_polled: bool  # also after the numbers were sampled
+    no_poll_ms: int | None  # time since the last poll, or less; None: unknown
+    pollers: Sequence[str]  # ids of the connected push and simple consumers
     has_filter: bool  # consumers want only some messages, so the others need no ack
     # By topic: the store time of the oldest unacked message, and the retention in effect.
     oldest_at_ms: Mapping[str, int]
@@ -86,6 +92,7 @@ def find_findings(facts: GroupFacts) -> list[BacklogCause]:
         *_consumers(facts),
         *_locks(facts),
         *_silent(facts),
+        *_not_polling(facts),
         *_failing(facts),
         *_slow(facts),
         *_conflicts(facts),
@@ -124,6 +131,8 @@ def _pause(facts: GroupFacts) -> Iterator[BacklogCause]:
 def _consumers(facts: GroupFacts) -> Iterator[BacklogCause]:
     numbers = facts.numbers
     if numbers.state is GroupState.NEVER_POLLED:
+        if facts.has_polled:
+            return  # The numbers are some seconds old.
         yield BacklogCause(
             code=Code.NEVER_POLLED,
             text="no consumer of the group has ever polled a topic, so no message counts for it",
@@ -177,6 +186,26 @@ def _silent(facts: GroupFacts) -> Iterator[BacklogCause]:
             numbers={"inFlight": one.in_flight, "silentMs": one.silent_ms},
             command=_command("delivery release", facts.name, "--client", one.client_id),
         )
+
+
+def _not_polling(facts: GroupFacts) -> Iterator[BacklogCause]:
+    """Find connected consumers that leave ready messages for a minute."""
+    numbers, age_ms = facts.numbers, facts.no_poll_ms
+    if facts.pause is not None or not facts.pollers or age_ms is None or age_ms < NO_POLL_MS:
+        return
+    is_waiting = any(facts.now_ms - at_ms > NO_POLL_MS for at_ms in facts.oldest_at_ms.values())
+    # A rate needs two samples of one run, so a broker that has just started gives no finding.
+    if not numbers.ready or numbers.out_per_second != 0 or not is_waiting:
+        return
+    consumers = _count(len(facts.pollers), "consumer")
+    yield BacklogCause(
+        code=Code.NOT_POLLING,
+        text=f"{_count(numbers.ready, 'message')} can be received, and {consumers} connected, but"
+        f" none has polled for at least {span(age_ms)}: look for blocked threads, or restart the"
+        " consumers; `tidemill client kick` ends their calls",
+        numbers={"ready": numbers.ready, "consumers": len(facts.pollers), "noPollMs": age_ms},
+        command=_command("client stack", facts.pollers[0]),
+    )
 
 
 def _failing(facts: GroupFacts) -> Iterator[BacklogCause]:

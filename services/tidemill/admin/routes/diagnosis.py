@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -18,11 +18,12 @@ from tidemill.admin.cluster.proxies import list_clients
 from tidemill.admin.http.request_access import READS
 from tidemill.admin.json import render
 from tidemill.admin.json.activity import SAMPLED_AT
-from tidemill.admin.json.conflicts import conflicts_of, topic_filters_of
+from tidemill.admin.json.conflicts import TopicFilterView, conflicts_of, topic_filters_of
 from tidemill.admin.json.schema import UNREACHABLE, Schema
 from tidemill.admin.routes import Access, Activity, Cluster, GroupName
 from tidemill.common.clock import SystemClock
 from tidemill.common.errors import ServiceError
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["groups"])
@@ -31,6 +32,8 @@ CONSUMERS_MAX: Final = 1_000
 DELIVERIES_MAX: Final = 1_000  # of each broker group; a consumer may hold more
 ANSWER_S: Final = 2.0  # of the parts that name no cause of their own
 EVERY: Final = "*"  # the filter that matches every message
+FILTER_LIFE_MS: Final = 600_000  # brokers keep a filter for this time after its last poll
+POLLERS: Final = frozenset({v2.PUSH_CONSUMER, v2.SIMPLE_CONSUMER})
 TOPICS_MAX: Final = 20  # topics, those with the oldest messages
 
 
@@ -68,10 +71,10 @@ async def diagnose_group(
     """
     asked = pb.GetGroupProgressRequest(name=group)
     used = pb.ListConflictsRequest(groups=[group], with_single_filters=True)
-    progress, conflicts, (silent, lacking) = await asyncio.gather(
+    progress, conflicts, (consumers, lacking) = await asyncio.gather(
         cluster.call_all(calls.GET_GROUP_PROGRESS, asked),
         cluster.call_all(calls.LIST_CONFLICTS, used),
-        _silent(cluster, group, access.client_owner),
+        _consumers(cluster, group, access.client_owner),
     )
     shown, reading = render.progress_of(progress), activity.read()
     numbers = group_numbers(reading, group)
@@ -81,14 +84,18 @@ async def diagnose_group(
         if each.oldest_unacked_at_ms is not None and access.allows_topic(READS, each.topic)
     }
     topics = sorted(oldest, key=lambda topic: oldest[topic])[:TOPICS_MAX]
+    filters = topic_filters_of(conflicts)
     facts = GroupFacts(
         name=group,
         now_ms=SystemClock().wall_ms(),
         pause=render.group_of(progress.answers[0].value.group).paused,
         numbers=numbers,
         locks=[each for each in shown.locks if access.allows_topic(READS, each.topic)],
-        silent=silent,
-        has_filter=any(each.expression != EVERY for each in topic_filters_of(conflicts)),
+        silent=consumers.silent,
+        has_polled=bool(filters or shown.topics),
+        no_poll_ms=None if conflicts.unreachable else _no_poll_ms(filters),
+        pollers=consumers.pollers,
+        has_filter=any(each.expression != EVERY for each in filters),
         conflicts=[
             each for each in conflicts_of(conflicts) if access.allows_topic(READS, each.topic)
         ],
@@ -109,8 +116,20 @@ async def diagnose_group(
     )
 
 
-async def _silent(cluster: Brokers, group: str, owner: int) -> tuple[list[Holder], list[str]]:
-    """Return silent consumers with messages of the group, and the processes without an answer."""
+class _Consumers(NamedTuple):
+    """Connected consumers of a group."""
+
+    silent: list[Holder]  # with messages of the group
+    pollers: list[str]  # ids of push and simple consumers
+
+
+def _no_poll_ms(filters: Iterable[TopicFilterView]) -> int:
+    """Return the time since the last poll; brokers forget a poll after `FILTER_LIFE_MS`."""
+    return min((each.polled_ms for each in filters), default=FILTER_LIFE_MS)
+
+
+async def _consumers(cluster: Brokers, group: str, owner: int) -> tuple[_Consumers, list[str]]:
+    """Return the consumers of the group, and the processes without an answer."""
     asked = pb.ListClientsRequest(group=group, clients_max=CONSUMERS_MAX, owner=owner)
     delivered = pb.GetDeliveriesRequest(
         filter=pb.DeliveryFilter(group=group), page_size=DELIVERIES_MAX
@@ -121,14 +140,15 @@ async def _silent(cluster: Brokers, group: str, owner: int) -> tuple[list[Holder
                 list_clients(cluster, asked), cluster.call_all(calls.GET_DELIVERIES, delivered)
             )
     except (TimeoutError, ServiceError):
-        return [], ["consumers"]
+        return _Consumers([], []), ["consumers"]
     held = Counter(one.client_id for _, reply in found.answers for one in reply.deliveries)
     holders = [
         Holder(client_id=id_, silent_ms=client.newest.silent_ms, in_flight=held[id_])
         for id_, client in page.clients
         if held[id_] and client.states[0][1].silent_ms > SILENT_MS
     ]
-    return holders, sorted({*page.unreachable, *found.unreachable})
+    pollers = [id_ for id_, client in page.clients if client.newest.client_type in POLLERS]
+    return _Consumers(holders, pollers), sorted({*page.unreachable, *found.unreachable})
 
 
 async def _retention(cluster: Brokers, topics: Iterable[str]) -> dict[str, int]:
