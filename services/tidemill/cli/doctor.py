@@ -29,6 +29,7 @@ from tidemill.cli.doctor_checks import (
     check_versions,
     checked,
     find_stalled,
+    find_unchecked_certificates,
 )
 from tidemill.cli.rest import (
     PAGE_SIZE,
@@ -54,7 +55,9 @@ def examine(context: typer.Context) -> None:
     """Check the cluster: one line per check, with the command that shows more.
 
     It checks processes, versions, clocks, broker groups, replicas, disks, the certificate of the
-    admin API, consumer groups without a consumer, open dead letters, and settings that differ.
+    admin API, consumer groups without a consumer that polls, open dead letters, and settings that
+    differ. It names the certificates of processes that it does not check: the metric
+    rocketmq_tls_certificate_expires_at_seconds has their ends.
 
     Exit status: 0 if all is fine, 3 if the admin API is unreachable, 4 if a check found a problem,
     5 if a check could not finish.
@@ -104,7 +107,13 @@ def _results(client: RestClient, options: Options, hidden: Sequence[str]) -> Ite
     yield check_answer("disks", "tidemill storage show", storage, check_disks)
     command = "tidemill process settings admin"
     expiry = _certificate_expiry(options)
-    check = partial(check_certificate, now_ms=now_ms, command=command)
+    settings = _ask_settings(client, processes)
+    unchecked = find_unchecked_certificates(
+        settings, is_admin_checked=not isinstance(expiry, Unanswered | None)
+    )
+    if unchecked:
+        command = "tidemill process list"
+    check = partial(check_certificate, now_ms=now_ms, command=command, unchecked=unchecked)
     yield check_answer("certificate", command, expiry, check)
     command = "tidemill group list --sort=-lag"
     unseen = [f"the user may not see all {GROUPS}"] if GROUPS in hidden else []
@@ -117,22 +126,25 @@ def _results(client: RestClient, options: Options, hidden: Sequence[str]) -> Ite
     command = "tidemill dead-letter summary"
     check = partial(check_dead_letters, unseen=unseen)
     yield check_answer("dead letters", command, letters, check)
-    check = partial(_check_settings, client)
+    check = partial(_check_settings, settings)
     yield check_answer("settings", listing, processes, check)
 
 
-def _check_settings(client: RestClient, processes: Json) -> CheckResult:
+def _ask_settings(client: RestClient, processes: Json | Unanswered) -> dict[str, Json | Unanswered]:
+    """Return the settings of each process."""
+    if isinstance(processes, Unanswered):
+        return {"all processes": processes}
+    names = [each["name"] for each in processes["items"]]
+    settings = {name: _ask(client, f"/processes/{segment(name)}/settings") for name in names}
+    return settings | {name: Unanswered("no answer") for name in processes.get("unreachable", ())}
+
+
+def _check_settings(settings: Mapping[str, Json | Unanswered], processes: Json) -> CheckResult:
     """Compare the settings of processes of the same kind."""
     kinds = {each["name"]: each["kind"] for each in processes["items"]}
     counts = Counter(kinds.values())
-    settings = {
-        name: _ask(client, f"/processes/{segment(name)}/settings")
-        for name, kind in kinds.items()
-        if counts[kind] > 1
-    }
-    for missing in processes.get("unreachable", []):
-        settings[missing] = Unanswered("no answer")
-    return check_settings(kinds, settings)
+    compared = {name: found for name, found in settings.items() if counts[kinds.get(name, "")] != 1}
+    return check_settings(kinds, compared)
 
 
 def _ask(

@@ -17,6 +17,7 @@ CLOCK_SKEW_MS_MAX: Final = 500  # more moves the delivery times of delayed messa
 DISK_USED_RATIO_MAX: Final = 0.85  # the threshold of the alert DiskFull
 CERTIFICATE_DAYS_MIN: Final = 14  # the threshold of the alert CertificateExpires
 OBJECTS_SHOWN_MAX: Final = 5  # in a finding; --output json has all
+ADMIN_CERTIFICATE: Final = "admin_tls_certificate_file"  # setting of the admin API
 DAY_MS: Final = 86_400_000
 NO_POLL_MS: Final = 60_000  # as in the diagnosis of a consumer group
 STALLED_MAX: Final = 20  # consumer groups that are diagnosed, each by one call
@@ -204,16 +205,38 @@ def check_disks(storage: Json) -> CheckResult:
     )
 
 
-def check_certificate(expires_at_ms: int | None, *, now_ms: int, command: str) -> CheckResult:
-    """Check the end of the certificate of the admin API; None: it uses plain HTTP."""
+def find_unchecked_certificates(
+    settings: Mapping[str, Json | Unanswered], *, is_admin_checked: bool
+) -> list[str]:
+    """Return the certificates whose expiry is unknown here, by process and setting."""
+    found = []
+    for process, answer in sorted(settings.items()):
+        if isinstance(answer, Unanswered):
+            found.append(f"certificates of {process} ({answer.reason})")
+            continue
+        for each in answer["items"]:
+            name = each["name"]
+            is_checked = is_admin_checked and name == ADMIN_CERTIFICATE
+            if name.endswith("tls_certificate_file") and each["value"] and not is_checked:
+                found.append(f"{name} of {process} is not checked")
+    return found
+
+
+def check_certificate(
+    expires_at_ms: int | None, *, now_ms: int, command: str, unchecked: Sequence[str] = ()
+) -> CheckResult:
+    """Check the end of the certificate of the admin API; None: it uses plain HTTP.
+
+    `unchecked` describes the certificates of the processes, whose expiry is unknown here.
+    """
     left_ms = 0 if expires_at_ms is None else expires_at_ms - now_ms
     problems = []
     if expires_at_ms is not None and left_ms < CERTIFICATE_DAYS_MIN * DAY_MS:
         problems = [f"the certificate of the admin API expires in {span(max(left_ms, 0))}"]
     fine = f"the certificate of the admin API is valid for {left_ms // DAY_MS} days"
     if expires_at_ms is None:
-        fine = "the admin API uses plain HTTP, so it has no certificate"
-    return checked("certificate", command, fine=fine, problems=problems)
+        fine = "the admin API uses plain HTTP, and no process has a certificate"
+    return checked("certificate", command, fine=fine, problems=problems, unknown=unchecked)
 
 
 def find_stalled(groups: Sequence[Json], now_ms: int) -> list[str]:

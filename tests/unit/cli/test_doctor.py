@@ -19,6 +19,7 @@ FINE: dict[str, Any] = {
             for name, kind in (("admin", "admin"), ("proxy-0", "proxy"), ("proxy-1", "proxy"))
         ]
     },
+    "/processes/admin/settings": {"items": [{"name": "tls_certificate_file", "value": ""}]},
     "/processes/proxy-0/settings": {"items": [{"name": "slow_call_ms", "value": 500}]},
     "/processes/proxy-1/settings": {"items": [{"name": "slow_call_ms", "value": 500}]},
     "/broker-groups": {"items": [{"name": "broker-0", "reachable": True}]},
@@ -76,6 +77,18 @@ def test_consumer_groups_that_the_user_may_not_see_are_unknown() -> None:
     result = examine({"/session": {"isSuper": False, "hidden": ["consumer groups"]}})
     found = states(result)
     assert (found["consumers"], found["dead letters"]) == ("unknown", "unknown")
+    assert result.exit_code == 5
+
+
+def test_a_certificate_of_a_process_is_not_reported_as_checked() -> None:
+    settings = [
+        {"name": "slow_call_ms", "value": 500},
+        {"name": "tls_certificate_file", "value": "/tls/tls.crt"},
+    ]
+    names = "proxy-0", "proxy-1"
+    result = examine({f"/processes/{name}/settings": {"items": settings} for name in names})
+    assert states(result)["certificate"] == "unknown"
+    assert "tls_certificate_file of proxy-0 is not checked" in result.stdout
     assert result.exit_code == 5
 
 

@@ -27,6 +27,7 @@ from tidemill.cli.doctor_checks import (
     check_settings,
     check_versions,
     find_stalled,
+    find_unchecked_certificates,
 )
 from tidemill.controller.settings import ControllerSettings
 from tidemill.proxy.settings import ProxySettings
@@ -111,6 +112,22 @@ def test_a_certificate_near_its_end_is_a_problem(left_ms: int, state: CheckState
     now_ms = 1_800_000_000_000
     assert check_certificate(now_ms + left_ms, now_ms=now_ms, command="").state is state
     assert check_certificate(None, now_ms=now_ms, command="").state is OK
+
+
+def test_only_the_certificate_of_the_admin_api_is_checked() -> None:
+    found = {
+        "admin": settings(admin_tls_certificate_file="a.crt", cluster_tls_certificate_file="c.crt"),
+        "broker-0": settings(cluster_tls_certificate_file="", tls_client_ca_file="ca.crt"),
+        "proxy-0": Unanswered("no answer"),
+    }
+    unchecked = find_unchecked_certificates(found, is_admin_checked=True)
+    assert unchecked == [
+        "cluster_tls_certificate_file of admin is not checked",
+        "certificates of proxy-0 (no answer)",
+    ]
+    assert len(find_unchecked_certificates(found, is_admin_checked=False)) == 3
+    unknown = check_certificate(None, now_ms=0, command="", unchecked=unchecked)
+    assert unknown.state is UNKNOWN
 
 
 def test_a_consumer_group_with_a_backlog_and_no_consumer_is_a_problem() -> None:
