@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from shlex import quote
 from typing import Final
 
 import typer
@@ -13,6 +14,7 @@ from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.prompts import fail
 from tidemill.common.rest_client import Json
 
+CREATE_ONLY: Final = frozenset({"--dry-run", "--like"})  # options of `create`, not of `set`
 FORCE: Final = "force"  # a field of requests, not of objects
 
 
@@ -21,12 +23,25 @@ def say_exists(
 ) -> None:
     """Say that an object exists. Ends the command if a given setting differs."""
     if different := [setting for setting, _, _ in _differences(known, given)]:
+        options = "".join(f" {option}" for option in _typed_options(context))
         fail(
             f"{noun} {name} exists with another {', '.join(different)}; change it by `tidemill"
-            f" {noun} set {name}`",
+            f" {noun} set {quote(name)}{options}`",
             EXIT_REFUSED,
         )
     say(context, known | {"isNew": False}, f"{noun} {name}: exists already, unchanged")
+
+
+def _typed_options(context: typer.Context) -> Iterator[str]:
+    """Yield the options of a `create` as its `set` takes them."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        is_option = parameter.param_type_name == "option" and parameter.opts[0] not in CREATE_ONLY
+        if not is_option or source is None or source.name != "COMMANDLINE":
+            continue
+        value = context.params[parameter.name or ""]
+        for each in value if isinstance(value, list | tuple) else [value]:
+            yield f"{parameter.opts[0]} {quote(str(each))}"
 
 
 def put(

@@ -163,6 +163,8 @@ def _put(
         return
     before = None if group["isNew"] else group.get("before", group)
     say(context, group, f"group {name}: {change_of(before, group)}")
+    if before is not None and before["retry"] != group["retry"]:
+        warn("running push consumers may keep their former retry waits until they are restarted")
     if group.get("priorityFactor") == STRICT_FACTOR:
         warn(f"with factor {STRICT_FACTOR}, messages of low priority can wait without end")
 
