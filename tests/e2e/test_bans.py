@@ -74,7 +74,7 @@ def test_a_banned_address_loses_its_connections_and_loopback_undoes_it(
 ) -> None:
     refused = http.post("/bans", json={"address": "127.0.0.0/8"})
     assert (refused.status_code, refused.json()["title"]) == (409, "Conflict")
-    assert "with force" in refused.json()["detail"]
+    assert "with force (--force)" in refused.json()["detail"]
     tidemill(running, "ban", "create", "--address", "127.0.0.0/8", "--force")
     eventually(lambda: send(running) == grpc.StatusCode.UNAVAILABLE)
     [ban] = http.get("/bans").raise_for_status().json()["bans"]

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tidemill.cli.clients import is_unknown_client, warn_of_stranger
 from tidemill.cli.messages import printable
 from tidemill.cli.rest import call, call_pages, say, segment, show
 from tidemill.common.errors import BadRequest
@@ -79,9 +80,13 @@ def create_ban(
     }
     body = {name: value for name, value in given.items() if value}
     query = {"dryRun": "true"} if dry_run else {}
+    # Before the ban, which disconnects the client.
+    is_stranger = client is not None and is_unknown_client(context, client)
     ban = call(context, "POST", "/bans", body=body, query=query)
     verb = "would be banned" if dry_run else "banned"
     say(context, ban, f"{ban['kind']} {printable(ban['value'])}: {verb}, until {_end(ban)}")
+    if client is not None and is_stranger:
+        warn_of_stranger(client)
 
 
 @app.command("delete")

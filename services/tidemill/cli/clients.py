@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from tidemill.cli.conflicts import conflict_text
 from tidemill.cli.messages import printable
 from tidemill.cli.rest import (
     call,
+    connect,
     in_namespace,
     of_namespace,
     say,
@@ -20,7 +22,7 @@ from tidemill.cli.rest import (
     without_namespace,
 )
 from tidemill.common.prompts import warn
-from tidemill.common.rest_client import Json
+from tidemill.common.rest_client import Json, RestRejection, RestUnreachable
 from tidemill.common.times import DURATION, duration_ms, span
 
 app = typer.Typer(no_args_is_help=True, help="List connected clients, ask one of them, kick it.")
@@ -183,6 +185,24 @@ def kick_client(
         f"client {printable(client_id)}: {verb} at {names} (polls {polls}, streams {streams})",
     )
     warn_unreachable(answer)
+
+
+def is_unknown_client(context: typer.Context, client_id: str) -> bool:
+    """Whether no client has this id; False if that is unknown."""
+    try:
+        connect(context).call("GET", f"/clients/{segment(client_id)}")
+    except RestRejection as error:
+        return error.status == HTTPStatus.NOT_FOUND
+    except RestUnreachable:
+        pass  # The next call reports it.
+    return False
+
+
+def warn_of_stranger(client_id: str) -> None:
+    """Warn that an id may be misspelt."""
+    warn(
+        f"client {printable(client_id)} is not connected; `tidemill client list` lists all clients"
+    )
 
 
 def _conflicts(client: Json) -> list[Json]:

@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
+from tidemill.cli.clients import is_unknown_client, warn_of_stranger
 from tidemill.cli.completion_names import complete_group, complete_topic
 from tidemill.cli.messages import printable
 from tidemill.cli.rest import (
@@ -20,7 +21,7 @@ from tidemill.cli.rest import (
     warn_unreachable,
 )
 from tidemill.common.clock import SystemClock
-from tidemill.common.prompts import confirm, warn
+from tidemill.common.prompts import confirm
 from tidemill.common.rest_client import Json
 from tidemill.common.times import age, from_now
 
@@ -159,10 +160,8 @@ def _warn_of_stranger(context: typer.Context, client: str | None, release: Json)
     """Warn if no message was found for an unknown client: its id may be misspelt."""
     if client is None or release["messages"]:
         return
-    if call(context, "GET", f"/clients/{segment(client)}", may_miss=True) is None:
-        warn(
-            f"client {printable(client)} is not connected; `tidemill client list` lists all clients"
-        )
+    if is_unknown_client(context, client):
+        warn_of_stranger(client)
 
 
 def _filter(**given: Json) -> dict[str, Json]:

@@ -11,6 +11,7 @@ import typer
 from tidemill.cli.operations import await_end, result_of
 from tidemill.cli.rest import call, connect, say, segment
 from tidemill.common.exit_codes import EXIT_PARTIAL, EXIT_REFUSED
+from tidemill.common.private_files import write_private
 from tidemill.common.prompts import fail
 from tidemill.common.rest_client import RestOptionError, RestRejection, RestUnreachable
 
@@ -48,7 +49,7 @@ def make_bundle(
         call(context, "GET", path)  # It prints the reason.
         raise typer.Exit(EXIT_REFUSED) from None
     try:
-        target.write_bytes(content)
+        write_private(target, content)
     except OSError as error:
         fail(f"{target} cannot be written: {error.strerror}", EXIT_REFUSED)
     say(context, {"file": str(target), "bytes": len(content)}, f"wrote {target}")

@@ -19,6 +19,7 @@ from tidemill.cli.rest import (
     segment,
     show,
 )
+from tidemill.common.clock import SystemClock
 from tidemill.common.errors import BadRequest
 from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.prompts import confirm, fail, warn
@@ -286,6 +287,12 @@ def rotate_user(
     sent = find_sendable(options_of(context))
     if user.get("secret") and sent is not None and not sent.is_named and sent.user == name:
         done += f", saved in {replace_saved(name, user['secret'], sent.address)}"
+    now_ms = SystemClock().wall_ms()
+    ends = [each["notAfterMs"] for each in user.get("secrets", ()) if each["notAfterMs"] > now_ms]
+    if ends:
+        done += f"; the former one is valid until {utc(max(ends))}"
+    elif retire_after_ms == 0:
+        done += "; the former ones have ended" if not dry_run else "; the former ones would end"
     say(context, user, f"user {name}: {done}{_secret(user)}")
 
 

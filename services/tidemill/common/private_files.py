@@ -49,6 +49,16 @@ def create_private(file: Path, text: str) -> None:
         os.close(folder)
 
 
+def write_private(file: Path, content: bytes) -> None:
+    """Write a file for this account alone; an existing file loses its content. Raises OSError."""
+    mode = stat.S_IRUSR | stat.S_IWUSR
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as opened:
+        # A device such as /dev/null keeps its permissions.
+        if stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            os.fchmod(opened.fileno(), mode)
+        opened.write(content)
+
+
 def replace_private(file: Path, text: str) -> None:
     """Replace a file of this account alone in one step. Raises OSError; the old one stays then."""
     draft = file.with_name(f"{file.name}.{os.getpid()}.draft")

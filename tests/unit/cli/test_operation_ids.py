@@ -136,7 +136,7 @@ OPERATIONS: Final = {
     "acl revoke u Topic:t Pub": "getUser putUser",
     "acl check --user u --action Pub --topic t": "checkAccess",
     "ban list": "listBans",
-    "ban create --client c": "createBan",
+    "ban create --client c": "getClient createBan",
     "ban delete --client c": "deleteBan",
     "quota list": "listQuotas",
     "quota set --user u --messages 4": "getQuota putQuota",

@@ -167,7 +167,7 @@ def _check_foreign(ban: Ban, actor: Actor) -> None:
     is_own_user = ban.kind is BanKind.USER and ban.value == actor.user
     if is_own_user or covers(ban, actor.address):
         own = f"user {actor.user}" if is_own_user else f"the address {actor.address}"
-        raise Conflict(f"the ban is about {own} of this request; repeat it with force")
+        raise Conflict(f"the ban is about {own} of this request; repeat it with force (--force)")
 
 
 def _terms(ban: Ban) -> tuple[object, ...]:

@@ -84,7 +84,7 @@ async def create_token(
     """Create a token of a user. The answer has the token, and shows it only here."""
     owner = access.user if settings.user is None else settings.user
     if not owner:
-        raise Conflict("name the user of the token")
+        raise Conflict("the request has no user of its own; name the user of the token (--user)")
     if not access.is_own(owner):
         access.require_super()
     request = TokenRequest(
