@@ -97,9 +97,7 @@ def _texts_of(letter: Document) -> dict[str, str]:
 _IDS: Final = Field("ids", "Dead letters", FieldKind.LIST, "One id in each line.", is_required=True)
 _FILTER: Final = (
     Field("filter.topic", "Topic"),
-    Field(
-        "filter.reason", "Reason", FieldKind.CHOICE, choices=("", *REASONS), no_choice="(all)"
-    ),
+    Field("filter.reason", "Reason", FieldKind.CHOICE, choices=("", *REASONS), no_choice="(all)"),
     Field("filter.tag", "Tag"),
     Field("filter.fromMs", "Dead from", FieldKind.TIME),
     Field("filter.toMs", "Dead before", FieldKind.TIME),
