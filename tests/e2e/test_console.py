@@ -199,7 +199,7 @@ def test_a_change_of_another_person_is_shown_and_not_replaced(
     fields = {"etag": etag, "enabled": "true", "type": "NORMAL", "entries": "Topic:c Pub"}
     refused = performed(browser, path, **fields)
     assert refused.status_code == 412
-    assert "Somebody has changed it" in refused.text
+    assert "Another change came" in refused.text
     assert "<td>Topic:b Pub</td><td>Topic:c Pub</td>" in refused.text
     [entry] = running.get("users/shared")["entries"]
     assert entry["resource"] == "Topic:b"

@@ -92,7 +92,7 @@ class CheckResult:
 def checked(
     name: str, command: str, *, fine: str, problems: Sequence[str], unknown: Sequence[str] = ()
 ) -> CheckResult:
-    """Return a problem if there is one, else what is unknown, else that all is fine."""
+    """Return the problem if there is one, else the unknown part, else a success."""
     unknown_text = f"unknown: {_listed(unknown)}" if unknown else ""
     if problems:
         text = "; ".join(filter(None, (_listed(problems), unknown_text)))
@@ -208,7 +208,7 @@ def check_disks(storage: Json) -> CheckResult:
 def find_unchecked_certificates(
     settings: Mapping[str, Json | Unanswered], *, is_admin_checked: bool
 ) -> list[str]:
-    """Return the certificates whose expiry is unknown here, by process and setting."""
+    """Return the certificates without a known expiry, by process and setting."""
     found = []
     for process, answer in sorted(settings.items()):
         if isinstance(answer, Unanswered):
@@ -227,7 +227,7 @@ def check_certificate(
 ) -> CheckResult:
     """Check the end of the certificate of the admin API; None: it uses plain HTTP.
 
-    `unchecked` describes the certificates of the processes, whose expiry is unknown here.
+    `unchecked` describes the certificates of the processes without a known expiry.
     """
     left_ms = 0 if expires_at_ms is None else expires_at_ms - now_ms
     problems = []
@@ -260,7 +260,7 @@ def check_consumers(
     diagnoses: Mapping[str, Json | Unanswered] = MappingProxyType({}),
     unseen: Sequence[str] = (),
 ) -> CheckResult:
-    """Find consumer groups with a backlog and without a consumer, or whose consumers do not poll.
+    """Find consumer groups with a backlog and no consumer, or with consumers that do not poll.
 
     `diagnoses` are those of stalled groups. `unseen` describes groups that are not in the list.
     """

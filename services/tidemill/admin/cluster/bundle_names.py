@@ -14,7 +14,7 @@ HIDDEN: Final = "hidden"
 # Names in any text: of topics, consumer groups, users and clients, and IP addresses.
 _WORD: Final = re.compile(r"[A-Za-z0-9_%|.@#+-]+")
 _ADDRESS: Final = re.compile(r"(\d{1,3}\.){3}\d{1,3}")
-# What may be an IPv6 address, also in brackets; a time such as 12:30:01 is none. The zone of a
+# A candidate for an IPv6 address, also in brackets; a time such as 12:30:01 is no address. The zone of a
 # link-local address follows a %, and %5B and %5D are the brackets of a peer of gRPC.
 _ADDRESS_6: Final = re.compile(
     r"(?:(?<=ipv6:)|(?<=%5B)|(?<![\w:.%]))"
@@ -185,7 +185,7 @@ class HiddenNames:
         return _WORD.sub(word, _ADDRESS_6.sub(self._address_6, text))
 
     def _address_6(self, found: re.Match[str]) -> str:
-        """Return the hash of an IPv6 address; a text that is none stays."""
+        """Return the hash of an IPv6 address, and every other text as it is."""
         whole, zone = found.group(1), found.group(2) or ""
         for colon in ("", ":"):  # A colon may follow the address.
             with contextlib.suppress(ValueError):

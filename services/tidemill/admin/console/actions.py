@@ -27,14 +27,14 @@ from tidemill.admin.console.results import Result, Results
 from tidemill.admin.http.rest_calls import CallProblem, Document, RestCalls
 
 Rows = list[tuple[str, str]]
-SENT: Final = "sent"  # the name of the field that tells a sent form from a first visit
-PLANNED: Final = "planned"  # the name of the field with the fields of the shown effect
-SHOW: Final = "show"  # the name of the field that asks a posted form for its effect alone
-# Fields of an operation on what a filter matches: of its dry run, and its Idempotency-Key.
+SENT: Final = "sent"  # name of a field: the form was sent, so this is no first visit
+PLANNED: Final = "planned"  # name of the field with a digest of the fields of the shown effect
+SHOW: Final = "show"  # name of the button for the effect alone of a posted form
+# Fields of an operation by filter: the bounds of its dry run, and its Idempotency-Key.
 COUNTED_AT: Final = "asOfMs"
 COUNTED: Final = "maxCount"
 KEY: Final = "operationKey"
-COMPARED: Final = "etag"  # the name of the field with the ETag of what the form has shown
+COMPARED: Final = "etag"  # name of the field with the ETag of the shown object
 IF_MATCH: Final = b"if-match"
 ETAG: Final = b"etag"
 KEY_CHARS_MAX: Final = 64
@@ -219,7 +219,7 @@ async def _show_again(
             return "action", {**found, "error": error.detail}
         current, present_tag = await _current_of(request, api, action)
         found = await _form_values(request, api, action, filled, present_tag)
-        found["error"] = "Somebody has changed it since you opened this form. Nothing is saved."
+        found["error"] = "Another change came after you opened this form. Nothing is saved."
         found["differences"] = [
             (each.label, current[each.name], filled[each.name])
             for each in action.fields

@@ -63,7 +63,7 @@ class PageCursor:
 
 
 def cursor_query(position: str, about: str, *, chars_max: int = TOKEN_CHARS_MAX) -> Depends:
-    """Return the parameter `pageToken`, whose position matches a pattern."""
+    """Return the parameter `pageToken`. Its position matches a pattern."""
     # Not in the annotation, which is a text that does not see local names.
     query: Any = Query(
         None,
