@@ -140,6 +140,16 @@ def change_topics(world: World) -> None:
     world.act(
         "sendMessage", "Topic:orders", "Pub", "orders", body={"body": secret}, has_dry_run=False
     )
+    before = world.changes()
+    world.http.post(
+        "/topics/orders/messages:batch",
+        content='{"body": "a body with a secret"}\n{"tag": "no body"}\n',
+        headers={"Content-Type": "application/x-ndjson"},
+    ).raise_for_status()
+    record, *others = world.changes()
+    assert (record["call"], others) == ("POST /topics/{topic}/messages:batch", before)
+    assert (record["resource"], record["action"]) == ("Topic:orders", "Pub")
+    world.done.add("sendMessages")
     assert secret not in json.dumps(world.changes())
 
 

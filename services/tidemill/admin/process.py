@@ -46,6 +46,7 @@ from tidemill.admin.http.metrics import AdminMetrics, RequestCounter
 from tidemill.admin.http.service_accounts import rest_service_accounts_of
 from tidemill.admin.messages.quotas import RestSendQuotas, lease_from
 from tidemill.admin.routes.definitions import BODY_BYTES_MAX, DEFINITIONS
+from tidemill.admin.routes.message_batches import BATCH_BYTES_MAX, BATCHES
 from tidemill.admin.routes.messages import MESSAGES
 from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.admin.scaling.server import scaler_server, scaler_tls
@@ -354,7 +355,11 @@ def with_access_control(
         app,
         hosts=[settings.host, *settings.admin_hosts],
         body_bytes_max=settings.admin_body_bytes_max,
-        large={MESSAGES: settings.admin_body_bytes_max, DEFINITIONS: BODY_BYTES_MAX},
+        large={
+            MESSAGES: settings.admin_body_bytes_max,
+            BATCHES: BATCH_BYTES_MAX,
+            DEFINITIONS: BODY_BYTES_MAX,
+        },
         reports=RequestReports(app.state.access_log, app.state.paths),
         identities=identities,
         balancers=parse_networks(settings.admin_forwarded_from),

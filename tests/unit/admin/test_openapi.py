@@ -11,6 +11,7 @@ WITHOUT_DRY_RUN = {
     "beginSession": "it is a login, and changes nothing of the cluster",
     "endSession": "it is a logout, and changes nothing of the cluster",
     "sendMessage": "it is a send",
+    "sendMessages": "it is a send",
     "checkAccess": "it is a question",
     "convertDefinitions": "it returns a file, and changes nothing",
     "printStack": "it asks a client, and changes nothing",

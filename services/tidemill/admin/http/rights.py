@@ -79,6 +79,7 @@ ROWS: Final[Mapping[str, RightsRow]] = {
     "POST /topics/{topic}:purge": _needs("Delete Topic:{topic}"),
     "POST /topics/{topic}:spread": _needs("Update Topic:{topic}"),
     "POST /topics/{topic}/messages": _needs("Pub Topic:{topic}"),
+    "POST /topics/{topic}/messages:batch": _needs("Pub Topic:{topic}"),
     # A search by key tells the key.
     "GET /topics/{topic}/messages": _needs("Get Topic:{topic}", "Sub Topic:{topic}"),
     "GET /topics/{topic}/messages/{message_id}": _needs("Get Topic:{topic}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Final
 
 from pydantic import Field, StrictInt
@@ -163,6 +164,47 @@ class SentMessageView(Schema):
         " this is the answer to that message. Missing for a message without `Idempotency-Key` that"
         " is stored.",
     )
+
+
+class BatchLine(NewMessage):
+    """A line of a batch: a message, and its dedup key."""
+
+    idempotency_key: Text | None = Field(
+        None,
+        description="Dedup key of the message, as the header Idempotency-Key of a single send.",
+    )
+
+
+class LineOutcome(StrEnum):
+    """What became of a line."""
+
+    STORED = "STORED"
+    DUPLICATE = "DUPLICATE"
+    REFUSED = "REFUSED"
+    UNKNOWN = "UNKNOWN"
+    NOT_SENT = "NOT_SENT"
+
+
+class LineOutcomeView(Schema):
+    """The outcome of one line of a batch."""
+
+    outcome: LineOutcome = Field(
+        description="DUPLICATE: an earlier message has the dedup key. UNKNOWN: the broker did not"
+        " answer, so the message may be stored. NOT_SENT: an earlier line is UNKNOWN."
+    )
+    message: SentMessageView | None = Field(
+        None, description="The message. Missing if it is not known to be stored."
+    )
+    title: str | None = Field(None, description="Name of the error, as in a problem document.")
+    detail: str | None = Field(None, description="What failed, why, and what to do.")
+    code: int | None = Field(None, description="Code of apache.rocketmq.v2 for the same error.")
+
+
+class BatchOutcomeView(Schema):
+    """The outcomes of a batch of messages."""
+
+    sent: int = Field(description="Number of lines with the outcome STORED or DUPLICATE.")
+    outcomes: list[LineOutcomeView] = Field(description="One for each line, in their order.")
 
 
 class MessageView(Schema):

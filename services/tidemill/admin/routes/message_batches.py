@@ -1,0 +1,134 @@
+"""Batches of messages: NDJSON with a message per line, and an outcome per line."""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import APIRouter, HTTPException, Request, Response
+from pydantic import ValidationError
+
+from tidemill.admin.cluster.brokers import UNREACHABLE_ERRORS, Brokers
+from tidemill.admin.http.access import OTHER_BODY_BYTES_MAX
+from tidemill.admin.json.messages import BatchLine, BatchOutcomeView, LineOutcome, LineOutcomeView
+from tidemill.admin.routes import (
+    Access,
+    ChangeAuthor,
+    Cluster,
+    MessageComposer,
+    OwnTopicName,
+    SendLimits,
+)
+from tidemill.admin.routes.messages import TOKENS_MAX, has_many_tokens, send_message
+from tidemill.common.errors import BadRequest, ServiceError, codes_of
+
+router = APIRouter(tags=["messages"])
+
+BATCHES: Final = re.compile(r"/api/v1/topics/[^/]+/messages:batch")
+BATCH_BYTES_MAX: Final = 8 << 20
+LINES_MAX: Final = 256
+MEDIA_TYPE: Final = "application/x-ndjson"
+REASON_CHARS_MAX: Final = 500
+_BODY: Final[dict[str, Any]] = {
+    "required": True,
+    "content": {
+        MEDIA_TYPE: {
+            "schema": {
+                "type": "string",
+                "description": "One JSON object per line: the fields of a message, and optionally"
+                " `idempotencyKey`, which is the header Idempotency-Key of a single send.",
+            },
+            "example": '{"body": "first"}\n{"body": "second", "idempotencyKey": "order-17"}\n',
+        }
+    },
+}
+
+
+@router.post(
+    "/topics/{topic}/messages:batch",
+    response_model_exclude_none=True,
+    openapi_extra={"requestBody": _BODY},
+)
+async def send_messages(
+    topic: OwnTopicName,
+    request: Request,
+    cluster: Cluster,
+    access: Access,
+    composer: MessageComposer,
+    author: ChangeAuthor,
+    quotas: SendLimits,
+) -> BatchOutcomeView:
+    """Send up to 256 messages, 8 MiB in all, in the order of their lines.
+
+    Each line has its own outcome, and a refused line does not stop the next ones. Messages with the
+    outcome STORED are durable. If the broker does not answer, the line has the outcome UNKNOWN, and
+    the next lines are not sent.
+    """
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != MEDIA_TYPE:
+        # Other types are not read, since a form on a foreign web page can send them.
+        raise HTTPException(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"Content-Type is not {MEDIA_TYPE}; send one JSON object per line with this header",
+        )
+    lines = (await request.body()).removesuffix(b"\n").split(b"\n")
+    if lines == [b""]:
+        raise BadRequest("the body has no line; send one JSON object per line")
+    if len(lines) > LINES_MAX:
+        raise BadRequest(f"the body has {len(lines)} lines; at most {LINES_MAX} are allowed")
+    outcomes: list[LineOutcomeView] = []
+    is_stopped = False
+    for line in lines:
+        if is_stopped:
+            outcomes.append(LineOutcomeView(outcome=LineOutcome.NOT_SENT))
+            continue
+        outcome = await _send(line, topic, cluster, access, composer, author, quotas)
+        is_stopped = outcome.outcome is LineOutcome.UNKNOWN
+        outcomes.append(outcome)
+    return BatchOutcomeView(
+        sent=sum(one.message is not None for one in outcomes), outcomes=outcomes
+    )
+
+
+async def _send(
+    line: bytes,
+    topic: str,
+    cluster: Brokers,
+    access: Access,
+    composer: MessageComposer,
+    author: ChangeAuthor,
+    quotas: SendLimits,
+) -> LineOutcomeView:
+    """Send the message of a line, as a single send does."""
+    try:
+        message = _read(line)
+        key = message.idempotency_key
+        sent = await send_message(
+            topic, message, cluster, access, composer, author, quotas, key, Response()
+        )
+    except ServiceError as error:
+        is_unknown = isinstance(error, UNREACHABLE_ERRORS)
+        return LineOutcomeView(
+            outcome=LineOutcome.UNKNOWN if is_unknown else LineOutcome.REFUSED,
+            title=type(error).__name__,
+            detail=error.message,
+            code=codes_of(error).rocketmq,
+        )
+    outcome = LineOutcome.DUPLICATE if sent.duplicate else LineOutcome.STORED
+    return LineOutcomeView(outcome=outcome, message=sent)
+
+
+def _read(line: bytes) -> BatchLine:
+    """Return the message of a line. Raises BadRequest."""
+    if len(line) > OTHER_BODY_BYTES_MAX and has_many_tokens(line):
+        raise BadRequest(
+            f"the line has more than {TOKENS_MAX} strings and commas; send fewer keys and"
+            " properties"
+        )
+    try:
+        return BatchLine.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "line"
+        raise BadRequest(f"{place}: {first['msg']}"[:REASON_CHARS_MAX]) from None
