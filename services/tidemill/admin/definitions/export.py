@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, final
+
+from pydantic import BaseModel
 
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.cluster.security_client import SecurityClient
+from tidemill.admin.definitions.parsing import MODELS
 from tidemill.admin.http.preconditions import EntityTag, config_tag
 from tidemill.admin.http.request_access import RequestAccess
 from tidemill.admin.json import render
@@ -23,6 +26,7 @@ from tidemill.security.acl import Action, Resource, ResourceType
 from tidemill.security.identities import role_of, user_of
 from tidemill.security.quotas import QUOTA, quota_of
 from tidemill.security.table import ROLE, USER
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 Settings = dict[str, Any]
 Definition = dict[str, Any]  # settings with a name, in JSON
@@ -46,12 +50,29 @@ class CurrentDefinitions(NamedTuple):
 
     file: Definitions
     tags: Mapping[tuple[str, str], str]  # ETags by kind and name, as the REST API gives them
+    text: str = ""  # the file in JSON
 
     @property
     def etag(self) -> str:
         """The ETag of the whole file: a hash of it."""
-        text = json.dumps(self.file.model_dump(mode="json", by_alias=True, exclude_unset=True))
-        return f'"{hashlib.blake2s(text.encode(), digest_size=8).hexdigest()}"'
+        return f'"{hashlib.blake2s(self.text.encode(), digest_size=8).hexdigest()}"'
+
+
+@final
+class _Objects:
+    """The objects of one kind: their models, and their JSON."""
+
+    def __init__(self, field: str) -> None:
+        self.models: list[BaseModel] = []
+        self.texts: list[str] = []
+        self._model = MODELS[field]
+
+    def add(self, definition: Definition) -> None:
+        """Add one object."""
+        one = self._model.model_validate(definition)
+        self.models.append(one)
+        shown = one.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        self.texts.append(json.dumps(shown, ensure_ascii=False, separators=(",", ":")))
 
 
 async def read_definitions(
@@ -66,53 +87,87 @@ async def read_definitions(
         raise BrokerGroupUnreachable(
             f"{', '.join(found.unreachable)} cannot be reached; definitions are read from the home"
         )
-    wanted: dict[str, list[Definition]] = {"topics": [], "groups": []}
-    tags: dict[tuple[str, str], str] = {}
-
-    def configuration() -> Iterator[None]:
-        for topic in sorted(found.topics, key=lambda each: each.name):
-            if access.allows_topic(Action.GET, topic.name):
-                shown = render.topic_of(topic).model_dump(mode="json", by_alias=True)
-                wanted["topics"].append({"name": topic.name, **topic_settings(shown)})
-                tags["topics", topic.name] = config_tag(topic).text
-            yield
-        for group in sorted(found.groups, key=lambda each: each.name):
-            if access.allows_group(Action.GET, group.name):
-                view = render.group_of(group).model_dump(mode="json", by_alias=True)
-                wanted["groups"].append({"name": group.name, **group_settings(view)})
-                tags["groups", group.name] = config_tag(group).text
-            yield
-
-    await run_in_turns(configuration())
+    listed: dict[str, Sequence[Any]] = {
+        "topics": sorted(found.topics, key=lambda each: each.name),
+        "groups": sorted(found.groups, key=lambda each: each.name),
+    }
     if access.allows(Action.GET, SECURITY):
-        wanted["roles"] = [each async for each in _roles(items, tags)]
-        wanted["users"] = [each async for each in _users(items, tags)]
+        listed["roles"] = [each async for each in items.all(ROLE)]
+        listed["users"] = [each async for each in items.all(USER)]
     if access.allows(Action.GET, QUOTAS):
-        wanted["quotas"] = [each async for each in _quotas(items, tags)]
-    return CurrentDefinitions(Definitions.model_validate(wanted), tags)
+        listed["quotas"] = [each async for each in items.all(QUOTA)]
+    objects: dict[str, _Objects] = {}
+    tags: Tags = {}
+    await run_in_turns(reading(listed, access, objects, tags))
+    lists = [f'"{field}":[{",".join(one.texts)}]' for field, one in objects.items()]
+    models = {field: one.models for field, one in objects.items()}
+    file = Definitions().model_copy(update=models)
+    return CurrentDefinitions(file, tags, f"{{{','.join(lists)}}}")
 
 
-async def _roles(items: SecurityClient, tags: Tags) -> AsyncIterator[Definition]:
-    async for encoded in items.all(ROLE):
-        shown = role_view(role_of(encoded)).model_dump(mode="json", by_alias=True)
-        tags["roles", shown["name"]] = EntityTag(0, shown["version"]).text
-        yield {"name": shown["name"], **role_settings(shown)}
+def reading(
+    listed: Mapping[str, Sequence[Any]],
+    access: RequestAccess,
+    objects: dict[str, _Objects],
+    tags: Tags,
+) -> Iterator[None]:
+    """Turn the objects that the caller may get into definitions with tags, one per step."""
+    for field in MODELS:
+        if field not in listed:
+            continue
+        found = objects.setdefault(field, _Objects(field))
+        for one in listed[field]:
+            read = _READERS[field](one, access)
+            if read is not None:
+                name, tag, definition = read
+                tags[field, name] = tag
+                found.add(definition)
+            yield
 
 
-async def _users(items: SecurityClient, tags: Tags) -> AsyncIterator[Definition]:
-    async for encoded in items.all(USER):
-        shown = user_view(user_of(encoded)).model_dump(mode="json", by_alias=True)
-        tags["users", shown["name"]] = EntityTag(shown["id"], shown["version"]).text
-        yield {"name": shown["name"], **user_settings(shown)}
+_Read = tuple[str, str, Definition]  # name, ETag, and the definition
 
 
-async def _quotas(items: SecurityClient, tags: Tags) -> AsyncIterator[Definition]:
-    async for encoded in items.all(QUOTA):
-        view = quota_view(quota_of(encoded), is_former=False)
-        shown = view.model_dump(mode="json", by_alias=True)
-        name = f"{shown['kind']}/{shown['subject']}"
-        tags["quotas", name] = EntityTag(0, shown["version"]).text
-        yield {"kind": shown["kind"], "subject": shown["subject"], **quota_settings(shown)}
+def _read_topic(topic: pb.TopicConfig, access: RequestAccess) -> _Read | None:
+    if not access.allows_topic(Action.GET, topic.name):
+        return None
+    shown = render.topic_of(topic).model_dump(mode="json", by_alias=True)
+    return topic.name, config_tag(topic).text, {"name": topic.name, **topic_settings(shown)}
+
+
+def _read_group(group: pb.GroupConfig, access: RequestAccess) -> _Read | None:
+    if not access.allows_group(Action.GET, group.name):
+        return None
+    shown = render.group_of(group).model_dump(mode="json", by_alias=True)
+    return group.name, config_tag(group).text, {"name": group.name, **group_settings(shown)}
+
+
+def _read_role(encoded: bytes, _access: RequestAccess) -> _Read:
+    shown = role_view(role_of(encoded)).model_dump(mode="json", by_alias=True)
+    name, tag = shown["name"], EntityTag(0, shown["version"]).text
+    return name, tag, {"name": name, **role_settings(shown)}
+
+
+def _read_user(encoded: bytes, _access: RequestAccess) -> _Read:
+    shown = user_view(user_of(encoded)).model_dump(mode="json", by_alias=True)
+    name, tag = shown["name"], EntityTag(shown["id"], shown["version"]).text
+    return name, tag, {"name": name, **user_settings(shown)}
+
+
+def _read_quota(encoded: bytes, _access: RequestAccess) -> _Read:
+    view = quota_view(quota_of(encoded), is_former=False)
+    shown = view.model_dump(mode="json", by_alias=True)
+    kind, subject, tag = shown["kind"], shown["subject"], EntityTag(0, shown["version"]).text
+    return f"{kind}/{subject}", tag, {"kind": kind, "subject": subject, **quota_settings(shown)}
+
+
+_READERS: Final[dict[str, Callable[[Any, RequestAccess], _Read | None]]] = {
+    "roles": _read_role,
+    "users": _read_user,
+    "topics": _read_topic,
+    "groups": _read_group,
+    "quotas": _read_quota,
+}
 
 
 def topic_settings(shown: Settings) -> Settings:

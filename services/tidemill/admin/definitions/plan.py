@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from pydantic import BaseModel
+
 from tidemill.admin.definitions.export import (
     CurrentDefinitions,
     Definition,
@@ -19,6 +21,7 @@ from tidemill.admin.json.definitions import DefinitionAction, DefinitionKind, De
 from tidemill.admin.json.security import EntryView
 from tidemill.admin.routes.security import entries_of, entry_views
 from tidemill.common.errors import Conflict
+from tidemill.common.slices import run_in_turns
 
 OBJECTS_MAX: Final = 10_000  # of a kind in one call: their dry runs take half a minute
 # Parts of settings that a missing field of the part leaves as they are.
@@ -85,43 +88,51 @@ class PlannedChange(NamedTuple):
         return f"{self.type.kind} {self.name}"
 
 
-def planned_changes(
+async def planned_changes(
     current: CurrentDefinitions, wanted: Definitions, *, prune: bool
 ) -> list[PlannedChange]:
     """Return the changes in the order of their execution. Raises Conflict."""
-    changes = _changes(current.file, wanted, prune=prune)
-    return [
-        change._replace(tag=current.tags.get((change.type.field, change.name), ""))
-        for change in changes
-    ]
-
-
-def _changes(current: Definitions, wanted: Definitions, *, prune: bool) -> list[PlannedChange]:
     changes: list[PlannedChange] = []
+    await run_in_turns(planning(current, wanted, changes, prune=prune))
+    return changes
+
+
+def planning(
+    current: CurrentDefinitions, wanted: Definitions, changes: list[PlannedChange], *, prune: bool
+) -> Iterator[None]:
+    """Add the changes in the order of their execution. A step looks at one object."""
     deletions: list[PlannedChange] = []
     for type_ in TYPES:
-        listed = _listed(wanted, type_)
+        listed = getattr(wanted, type_.field)
         if listed is None:
             continue
         if len(listed) > OBJECTS_MAX:
             raise Conflict(f"{len(listed)} {type_.field}; apply at most {OBJECTS_MAX} at once")
-        known = {type_.name(one): one for one in _listed(current, type_) or ()}
-        changes += _puts(type_, listed, known)
-        if prune:
-            kept = {type_.name(one) for one in listed}
-            deletions += [
-                PlannedChange(type_, name, DefinitionAction.DELETE, None, _settings(one))
-                for name, one in known.items()
-                if name not in kept
-            ]
-    return changes + deletions[::-1]
+        known: dict[str, Definition] = {}
+        for found in getattr(current.file, type_.field) or ():
+            definition = _dumped(found)
+            known[type_.name(definition)] = definition
+            yield
+        kept: set[str] = set()
+        for put in _puts(type_, listed, known, kept):
+            if put is not None:
+                tag = current.tags.get((type_.field, put.name), "")
+                changes.append(put._replace(tag=tag))
+            yield
+        for name, one in known.items() if prune else ():
+            if name not in kept:
+                tag = current.tags.get((type_.field, name), "")
+                delete = DefinitionAction.DELETE
+                deletions.append(PlannedChange(type_, name, delete, None, _settings(one), tag))
+            yield
+    changes += deletions[::-1]
 
 
 def _puts(
-    type_: DefinitionType, listed: Sequence[Definition], known: dict[str, Definition]
-) -> Iterator[PlannedChange]:
-    seen: set[str] = set()
-    for one in listed:
+    type_: DefinitionType, listed: Sequence[BaseModel], known: dict[str, Definition], seen: set[str]
+) -> Iterator[PlannedChange | None]:
+    """Yield the change of each object, or None; add the names to `seen`."""
+    for one in map(_dumped, listed):
         name = type_.name(one)
         if name in seen:
             raise Conflict(f"the file defines the {type_.kind} {name} twice; keep one of them")
@@ -141,14 +152,13 @@ def _puts(
         if changed:
             body = changed if type_.kind in _PARTIAL else {**before, **given}
             yield PlannedChange(type_, name, DefinitionAction.CHANGE, body, before)
+        else:
+            yield None
 
 
-def _listed(definitions: Definitions, type_: DefinitionType) -> list[Definition] | None:
-    """Return the objects of a kind as JSON, with the fields that are given; None: no list."""
-    objects = getattr(definitions, type_.field)
-    if objects is None:
-        return None
-    return [one.model_dump(mode="json", by_alias=True, exclude_unset=True) for one in objects]
+def _dumped(one: BaseModel) -> Definition:
+    """Return an object as JSON, with the fields that are given."""
+    return one.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 def _settings(one: Definition) -> Settings:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from http import HTTPStatus
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Body, Header, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
 
 from tidemill.admin.cluster.own_operations import OwnOperation, owner_of
 from tidemill.admin.definitions.applying import apply_changes, checked_changes
 from tidemill.admin.definitions.export import read_definitions
 from tidemill.admin.definitions.from_rabbitmq import converted_from_rabbitmq
 from tidemill.admin.definitions.from_rocketmq import converted_from_rocketmq
+from tidemill.admin.definitions.parsing import parse_definitions
 from tidemill.admin.definitions.plan import planned_changes
 from tidemill.admin.http.preconditions import ETAG
 from tidemill.admin.http.rest_calls import RestCalls
@@ -36,33 +38,44 @@ BODY_BYTES_MAX: Final = 2 << 20
 DEFINITIONS: Final = re.compile(
     "/api/v1/definitions:(apply|convert)|/ui/settings-definitions/apply"
 )
+JSON: Final = "application/json"
+_FILE: Final = {"$ref": "#/components/schemas/Definitions"}
 _CONVERTERS: Final = {
     ConversionSource.RABBITMQ: converted_from_rabbitmq,
     ConversionSource.ROCKETMQ: converted_from_rocketmq,
 }
 
 
-@router.get("/definitions", response_model_exclude_unset=True)
-async def get_definitions(
-    cluster: Cluster, items: SecurityItems, access: Access, response: Response
-) -> Definitions:
+@router.get("/definitions", response_model=Definitions)
+async def get_definitions(cluster: Cluster, items: SecurityItems, access: Access) -> Response:
     """Return the configuration of the cluster: roles, users, topics, consumer groups and quotas.
 
     It leaves out objects without the right Get, and has a fixed order and no secrets. Positions of
     consumer groups, pauses, bans and tokens are no definitions.
     """
     found = await read_definitions(cluster, items, access)
-    response.headers[ETAG] = found.etag
-    return found.file
+    return Response(found.text, media_type=JSON, headers={ETAG: found.etag})
+
+
+async def file_of(request: Request) -> Definitions:
+    """Return the file of the body. Raises RequestValidationError."""
+    return await parse_definitions(await request.body())
+
+
+async def digest_of(request: Request) -> str:
+    """Return a digest of the body."""
+    return hashlib.sha256(await request.body()).hexdigest()
 
 
 @router.post(
     "/definitions:apply",
     response_model_exclude_none=True,
     responses={202: {"description": "An operation has begun.", "model": DefinitionsApplyView}},
+    openapi_extra={"requestBody": {"content": {JSON: {"schema": _FILE}}, "required": True}},
 )
 async def apply_definitions(
-    wanted: Definitions,
+    wanted: Annotated[Definitions, Depends(file_of)],
+    digest: Annotated[str, Depends(digest_of)],
     request: Request,
     cluster: Cluster,
     items: SecurityItems,
@@ -90,7 +103,7 @@ async def apply_definitions(
     and the dry run of its own operation; a refused one refuses the file. Then an operation makes
     them, roles and users first, deletions last.
     """
-    sent = {"prune": prune, "file": wanted.model_dump(mode="json", exclude_unset=True)}
+    sent = {"prune": prune, "file": digest}
     calls = RestCalls(request.app.state.api or request.app, request.scope)
     with operations.planning():  # So two requests with one key do not both begin.
         if not dry_run and (begun := operations.find_by_key(key, sent)) is not None:
@@ -104,7 +117,7 @@ async def apply_definitions(
                 "the cluster has changed since the dry run, and nothing has begun; look at the"
                 " changes again"
             )
-        changes = planned_changes(current, wanted, prune=prune)
+        changes = await planned_changes(current, wanted, prune=prune)
         if changes and not dry_run:
             operations.check_room(owner_of(access))
         shown = await checked_changes(calls, changes)

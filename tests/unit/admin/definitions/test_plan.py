@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ def file(**kinds: Any) -> Definitions:
 
 
 def planned(current: Definitions, wanted: Definitions, *, prune: bool = False) -> list[Any]:
-    changes = planned_changes(CurrentDefinitions(current, TAGS), wanted, prune=prune)
+    changes = asyncio.run(planned_changes(CurrentDefinitions(current, TAGS), wanted, prune=prune))
     return [(one.action.value, one.title, one.body) for one in changes]
 
 
@@ -91,7 +92,8 @@ def test_a_kind_that_the_file_lacks_is_left_alone() -> None:
 def test_a_change_expects_the_version_that_was_compared() -> None:
     current = file(topics=[TOPIC, {**TOPIC, "name": "gone"}])
     wanted = file(topics=[{"name": "orders", "queues": 9}, {"name": "new"}])
-    changes = planned_changes(CurrentDefinitions(current, TAGS), wanted, prune=True)
+    plan = planned_changes(CurrentDefinitions(current, TAGS), wanted, prune=True)
+    changes = asyncio.run(plan)
     assert {one.name: one.headers for one in changes} == {
         "orders": {b"if-match": b'"7.3"'},
         "new": {b"if-none-match": b"*"},
