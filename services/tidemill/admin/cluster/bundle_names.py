@@ -14,8 +14,8 @@ HIDDEN: Final = "hidden"
 # Names in any text: of topics, consumer groups, users and clients, and IP addresses.
 _WORD: Final = re.compile(r"[A-Za-z0-9_%|.@#+-]+")
 _ADDRESS: Final = re.compile(r"(\d{1,3}\.){3}\d{1,3}")
-# A candidate for an IPv6 address, also in brackets; a time such as 12:30:01 is no address. The zone of a
-# link-local address follows a %, and %5B and %5D are the brackets of a peer of gRPC.
+# A candidate for an IPv6 address, also in brackets. A time such as 12:30:01 is no address. The zone
+# of a link-local address follows a %, and %5B and %5D are the brackets of a peer of gRPC.
 _ADDRESS_6: Final = re.compile(
     r"(?:(?<=ipv6:)|(?<=%5B)|(?<![\w:.%]))"
     r"([0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?:(?:\d{1,3}\.){3}\d{1,3})?)"
@@ -23,7 +23,7 @@ _ADDRESS_6: Final = re.compile(
 )
 _ENDS: Final = ".|@#+-%"  # after a name at the end of a sentence
 _SYSTEM: Final = ("%RETRY%", "%DLQ%")
-# Fields whose whole text is a name, also in lists.
+# Fields that hold a name as their whole text, also in lists.
 _NAMES: Final = frozenset(
     {
         "certificates",
