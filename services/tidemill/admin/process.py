@@ -37,7 +37,7 @@ from tidemill.admin.cluster.security_client import SecurityClient
 from tidemill.admin.cluster.security_copy import AdminSecurityCopy
 from tidemill.admin.grpc.calls import AdminParts
 from tidemill.admin.grpc.server import GrpcDoor, admin_grpc_server, admin_grpc_tls
-from tidemill.admin.http.access import AccessControl
+from tidemill.admin.http.access import AccessControl, BodyLimit
 from tidemill.admin.http.banned_callers import BannedCallers
 from tidemill.admin.http.connections import HttpConnection, InvalidRequestFilter
 from tidemill.admin.http.forwarded import parse_networks
@@ -45,7 +45,7 @@ from tidemill.admin.http.identities import IdentityCheck
 from tidemill.admin.http.metrics import AdminMetrics, RequestCounter
 from tidemill.admin.http.service_accounts import rest_service_accounts_of
 from tidemill.admin.messages.quotas import RestSendQuotas, lease_from
-from tidemill.admin.routes.definitions import BODY_BYTES_MAX, DEFINITIONS
+from tidemill.admin.routes.definitions import BODY_LIMIT, DEFINITIONS
 from tidemill.admin.routes.message_batches import BATCH_BYTES_MAX, BATCHES
 from tidemill.admin.routes.messages import MESSAGES
 from tidemill.admin.scaling.demand_queries import DemandQueries
@@ -356,9 +356,9 @@ def with_access_control(
         hosts=[settings.host, *settings.admin_hosts],
         body_bytes_max=settings.admin_body_bytes_max,
         large={
-            MESSAGES: settings.admin_body_bytes_max,
-            BATCHES: BATCH_BYTES_MAX,
-            DEFINITIONS: BODY_BYTES_MAX,
+            MESSAGES: BodyLimit(settings.admin_body_bytes_max),
+            BATCHES: BodyLimit(BATCH_BYTES_MAX, "send the lines in several batches"),
+            DEFINITIONS: BODY_LIMIT,
         },
         reports=RequestReports(app.state.access_log, app.state.paths),
         identities=identities,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +14,9 @@ from fastapi import FastAPI, HTTPException, Request
 
 from tests.support.rest_identities import identities
 from tidemill.admin.http import access
-from tidemill.admin.http.access import AccessControl
+from tidemill.admin.http.access import OTHER_BODY_BYTES_MAX, AccessControl, BodyLimit
 from tidemill.admin.http.problems import add_problem_handlers
+from tidemill.admin.routes.definitions import BODY_LIMIT, DEFINITIONS
 from tidemill.common.lifecycle import StartError
 from tidemill.common.token_file import TokenFile
 
@@ -294,6 +296,31 @@ def test_a_client_with_a_complete_body_has_no_timeout(monkeypatch: pytest.Monkey
         wait_for_disconnect, identities=identities(), body_bytes_max=BODY_BYTES_MAX
     )
     assert asyncio.run(post(served, receive)) == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "sent_bytes", "expected"),
+    [
+        ("/api/v1/definitions:apply", 901, "at most 900 bytes are allowed; split the file"),
+        ("/api/v1/read", BODY_BYTES_MAX + 1, "at most 1000 bytes are allowed; raise admin_body_"),
+    ],
+)
+def test_a_large_body_has_a_remedy_for_the_limit_that_it_exceeds(
+    path: str, sent_bytes: int, expected: str
+) -> None:
+    limits = {
+        DEFINITIONS: BODY_LIMIT._replace(bytes_max=900),
+        re.compile("/api/v1/read"): BodyLimit(BODY_BYTES_MAX * 2),
+    }
+    refused = ask(guarded(large=limits), "POST", path, content=bytes(sent_bytes))
+    assert refused.status_code == 413
+    assert expected in refused.json()["detail"]
+
+
+def test_a_limit_without_a_setting_names_none() -> None:
+    door = guarded(body_bytes_max=OTHER_BODY_BYTES_MAX * 2, large={})
+    refused = ask(door, content=bytes(OTHER_BODY_BYTES_MAX + 1))
+    assert refused.json()["detail"] == "the body is too large; at most 65536 bytes are allowed"
 
 
 def test_a_problem_document_has_the_time_of_the_error() -> None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tests.support.rest_identities import identities
 from tidemill.admin.app import create_app
 from tidemill.admin.cluster.brokers import Brokers
-from tidemill.admin.http.access import OTHER_BODY_BYTES_MAX, AccessControl
+from tidemill.admin.http.access import OTHER_BODY_BYTES_MAX, AccessControl, BodyLimit
 from tidemill.admin.http.problems import REASON_CHARS_MAX, REASONS_MAX
 from tidemill.admin.json.consumer_groups import CustomizedBackoffView
 from tidemill.admin.json.messages import NewMessage
@@ -29,7 +29,10 @@ def asked(method: str, path: str, body: bytes) -> httpx.Response:
         # No request reaches a broker.
         app = create_app(object.__new__(Brokers), object.__new__(DemandQueries))
         door = AccessControl(
-            app, identities=identities(), body_bytes_max=8 << 20, large={MESSAGES: 8 << 20}
+            app,
+            identities=identities(),
+            body_bytes_max=8 << 20,
+            large={MESSAGES: BodyLimit(8 << 20)},
         )
         transport = httpx.ASGITransport(door)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from http import HTTPStatus
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Final, Protocol, final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -48,6 +48,16 @@ IDENTITY_AGE_S: Final = 0.5
 CLOSE: Final = {"Connection": "close"}
 
 
+class BodyLimit(NamedTuple):
+    """The size limit of a request body."""
+
+    bytes_max: int
+    remedy: str = ""  # of a larger body
+
+
+OTHER_BODIES: Final = BodyLimit(OTHER_BODY_BYTES_MAX)
+
+
 class ForeignPageReports(Protocol):
     """The receiver of requests from pages of other sites."""
 
@@ -66,7 +76,7 @@ class AccessControl:
         hosts: Collection[str] = (),
         identities: Identities,
         body_bytes_max: int,
-        large: Mapping[re.Pattern[str], int] | None = None,
+        large: Mapping[re.Pattern[str], BodyLimit] | None = None,
         reports: ForeignPageReports | None = None,
         balancers: IpNetworks = (),
     ) -> None:
@@ -83,7 +93,9 @@ class AccessControl:
         self._identities = identities
         self._large = large
         self._hosts = normalized_hosts(hosts)
-        self._body_bytes_max = body_bytes_max
+        self._body_limit = BodyLimit(
+            body_bytes_max, "raise admin_body_bytes_max, or send less at once"
+        )
         self._held_bytes = 0  # of the bodies of all requests in progress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,7 +123,7 @@ class AccessControl:
                 headers = CLOSE if wait_s is None else {**CLOSE, "Retry-After": wait_s}
                 raise HTTPException(refusal.status_code, detail, headers)
 
-        body = _RequestBody(receive, self._body_bytes_max_of(scope), self._hold, identify_again)
+        body = _RequestBody(receive, self._body_limit_of(scope), self._hold, identify_again)
         try:
             await self._app(scope, body.receive, send)
         finally:
@@ -150,23 +162,21 @@ class AccessControl:
 
     def _find_large_body(self, scope: Scope, headers: Headers) -> JSONResponse | None:
         # The server has already rejected a header that is repeated or not a number.
-        size_bytes, bytes_max = (
-            int(headers.get("content-length", 0)),
-            self._body_bytes_max_of(scope),
-        )
-        if size_bytes > bytes_max:
-            refusal = _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large(bytes_max))
+        size_bytes, limit = int(headers.get("content-length", 0)), self._body_limit_of(scope)
+        if size_bytes > limit.bytes_max:
+            refusal = _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large(limit))
             refusal.headers.update(CLOSE)
             return refusal
         return None
 
-    def _body_bytes_max_of(self, scope: Scope) -> int:
+    def _body_limit_of(self, scope: Scope) -> BodyLimit:
         """Return the size limit of the body of a request."""
         if self._large is None:
-            return self._body_bytes_max
+            return self._body_limit
         path = scope["path"]
-        sizes = (size for pattern, size in self._large.items() if pattern.fullmatch(path))
-        return min(self._body_bytes_max, next(sizes, OTHER_BODY_BYTES_MAX))
+        limits = (limit for pattern, limit in self._large.items() if pattern.fullmatch(path))
+        own = next(limits, OTHER_BODIES)
+        return own if own.bytes_max < self._body_limit.bytes_max else self._body_limit
 
     def _is_known(self, authority: str, scope: Scope) -> bool:
         host = host_of_authority(authority)
@@ -197,14 +207,14 @@ class _RequestBody:
     def __init__(
         self,
         receive: Receive,
-        bytes_max: int,
+        limit: BodyLimit,
         hold: Callable[[int], None],
         identify: Callable[[], Awaitable[None]],
     ) -> None:
         self._receive = receive
         self._identify = identify  # raises HTTPException
         self._identified_at_s = asyncio.get_running_loop().time()
-        self._bytes_max = bytes_max
+        self._limit = limit
         self._hold = hold
         self._size_bytes = 0
         self._is_whole = False
@@ -218,8 +228,8 @@ class _RequestBody:
         message = await (self._receive() if self._is_whole else self._receive_in_time())
         self._is_whole = not message.get("more_body", False)
         self._size_bytes += len(message.get("body", b""))
-        if self._size_bytes > self._bytes_max:
-            detail = _too_large(self._bytes_max)
+        if self._size_bytes > self._limit.bytes_max:
+            detail = _too_large(self._limit)
             raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail, CLOSE)
         new_bytes = max(self._size_bytes - ORDINARY_BYTES_MAX, 0) - self.held_bytes
         try:
@@ -252,6 +262,6 @@ def _refusal(status: HTTPStatus, detail: str) -> JSONResponse:
     return problem(status, status.phrase, detail, status * 100)
 
 
-def _too_large(bytes_max: int) -> str:
-    name = "" if bytes_max == OTHER_BODY_BYTES_MAX else " (admin_body_bytes_max)"
-    return f"the body is too large; at most {bytes_max} bytes{name} are allowed"
+def _too_large(limit: BodyLimit) -> str:
+    remedy = f"; {limit.remedy}" if limit.remedy else ""
+    return f"the body is too large; at most {limit.bytes_max} bytes are allowed{remedy}"

@@ -16,6 +16,7 @@ from tidemill.admin.definitions.from_rabbitmq import converted_from_rabbitmq
 from tidemill.admin.definitions.from_rocketmq import converted_from_rocketmq
 from tidemill.admin.definitions.parsing import parse_definitions
 from tidemill.admin.definitions.plan import planned_changes
+from tidemill.admin.http.access import BodyLimit
 from tidemill.admin.http.preconditions import ETAG
 from tidemill.admin.http.rest_calls import RestCalls
 from tidemill.admin.json.definitions import (
@@ -34,7 +35,7 @@ from tidemill.common.errors import PreconditionFailed
 router = APIRouter(tags=["definitions"])
 
 # Parsing JSON that consists of commas takes forty times its size.
-BODY_BYTES_MAX: Final = 2 << 20
+BODY_LIMIT: Final = BodyLimit(2 << 20, "split the file, and apply each part without prune")
 DEFINITIONS: Final = re.compile(
     "/api/v1/definitions:(apply|convert)|/ui/settings-definitions/apply"
 )
