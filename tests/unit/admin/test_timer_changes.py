@@ -47,6 +47,7 @@ class GroupWithTimers(CallsByRequest):
         self.begun: list[pb.BeginOperationRequest] = []
         self.is_down = False
         self.refusal = ""
+        self.planned_max = 1_000  # timers of a dry run before it ends early
 
     async def change_timers(self, request: pb.ChangeTimersRequest) -> pb.ChangeTimersReply:
         if self.is_down:
@@ -58,6 +59,9 @@ class GroupWithTimers(CallsByRequest):
             reply.topics.extend(
                 [names[one % 2] if one < self.count else "" for one in request.timer_ids]
             )
+            if len(reply.outcomes) > self.planned_max:
+                del reply.outcomes[self.planned_max :], reply.topics[self.planned_max :]
+                reply.stopped_by = "the disk is full"
         else:
             self.changed.append(request)
         return reply
@@ -158,6 +162,16 @@ def test_an_unreachable_broker_group_leaves_outcomes_unknown() -> None:
     assert (outcomes(view), view.unreachable) == ([None, "DONE"], ["broker-1"])
     with pytest.raises(BrokerUnreachable):
         by_ids(up, down, ids=["broker-1:1"])
+
+
+@pytest.mark.parametrize("is_dry", [True, False])
+def test_a_dry_run_that_a_broker_ends_early_is_a_partial_answer(*, is_dry: bool) -> None:
+    group = GroupWithTimers()
+    group.planned_max = 2
+    view = by_ids(group, ids=["broker-0:0", "broker-0:2", "broker-0:4"], is_dry=is_dry)
+    assert outcomes(view) == ["DONE", "DONE", None]
+    assert view.stopped_by == "broker-0: the disk is full"
+    assert [list(one.timer_ids) for one in group.changed] == ([] if is_dry else [[0, 2]])
 
 
 def test_a_move_reaches_the_broker() -> None:

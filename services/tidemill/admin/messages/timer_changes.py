@@ -250,7 +250,9 @@ class _IdChange:
                     raise
                 self.unreachable.append(broker)
                 continue
-            for one, outcome, topic in zip(own, reply.outcomes, reply.topics, strict=True):
+            if reply.stopped_by:  # The other timers stay unknown, and unchanged.
+                self.stopped_by = f"{broker}: {reply.stopped_by}"
+            for one, outcome, topic in zip(own, reply.outcomes, reply.topics, strict=False):
                 if self._may_see(topic, outcome):
                     self._topics[one] = topic
                     outcomes[one] = outcome
