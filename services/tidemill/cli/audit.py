@@ -23,6 +23,13 @@ LIMIT: Final = 100
 COLUMNS: Final = ("TIME", "BY", "ACTION", "RESOURCE", "RESULT", "CHANGE")
 
 
+# Settings that a topic or consumer group may lack, so that a change adds or removes them.
+OPTIONAL: Final = frozenset(
+    {"pausedUntilMs", "pauseReason", "deliverySpreadMs", "retention", "dedup", "transaction"}
+)
+TIME_NAMES: Final = ("AtMs", "untilMs", "UntilMs", "notAfterMs")  # ends of the names of Unix times
+
+
 class Kind(StrEnum):
     """The kinds of records."""
 
@@ -99,7 +106,7 @@ def _row(record: Mapping[str, Any]) -> tuple[str, ...]:
     user = record.get("user") or record.get("claimedUser", "")
     by = " at ".join(filter(None, (user, record.get("from", ""))))
     cells = (
-        utc(record["atMs"] // 1_000 * 1_000).replace(".000Z", "Z"),
+        _utc(record["atMs"]),
         by,
         record.get("action") or record.get("call", ""),
         record.get("resource", ""),
@@ -120,20 +127,54 @@ def _change(record: Mapping[str, Any]) -> str:
     before, after = record.get("before") or {}, record.get("after") or {}
     if not text:
         names = list({**before, **after})
-        text = ", ".join(_difference(name, before, after) for name in names)
+        is_update = record.get("action") == AuditAction.UPDATE
+        text = ", ".join(
+            _difference(name, before, after, has_default=is_update and name in OPTIONAL)
+            for name in names
+        )
     count = record.get("count", 1)
     return f"{text} ({count} times)" if count > 1 else text
 
 
-def _difference(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def _difference(
+    name: str, before: Mapping[str, Any], after: Mapping[str, Any], *, has_default: bool
+) -> str:
+    """Return a field with its values; with `has_default`, a missing value is shown too."""
     old, new = before.get(name), after.get(name)
-    if isinstance(old, list) and isinstance(new, list):
-        olds, news = list(map(_text, old)), list(map(_text, new))
+    if isinstance(old, list) and isinstance(new, list) and old != new:
+        if _is_numbers(old) and _is_numbers(new) and len(old) == len(new):
+            pairs = enumerate(zip(old, new, strict=True))
+            return "; ".join(f"{name}[{n}] {a} -> {b}" for n, (a, b) in pairs if a != b)
+        olds, news = ([_text(_with_times(one, name)) for one in each] for each in (old, new))
         parts = [f"-{text}" for text in olds if text not in news]
         parts += [f"+{text}" for text in news if text not in olds]
         return f"{name} {'; '.join(parts)}" if parts else f"{name} in another order"
-    values = [_text(state[name]) for state in (before, after) if name in state]
-    return f"{name} {' -> '.join(values)}"
+    values = [
+        _text(_with_times(state[name], name)) if name in state else "unset"
+        for state in (before, after)
+        if has_default or name in state
+    ]
+    return f"{name} {' -> '.join(dict.fromkeys(values))}"
+
+
+def _is_numbers(values: list[object]) -> bool:
+    """Whether a list has a number per queue."""
+    return all(isinstance(each, int) for each in values)
+
+
+def _with_times(value: Any, name: str) -> Any:
+    """Return a value with its Unix times as UTC; 0 means that there is none."""
+    if isinstance(value, dict):
+        return {key: _with_times(each, key) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_times(each, name) for each in value]
+    if name.endswith(TIME_NAMES) and isinstance(value, int):
+        return _utc(value) if value else "none"
+    return value
+
+
+def _utc(at_ms: int) -> str:
+    return utc(at_ms // 1_000 * 1_000).replace(".000Z", "Z")
 
 
 def _text(value: object) -> str:

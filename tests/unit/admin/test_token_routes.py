@@ -178,7 +178,9 @@ def test_pages_have_every_visible_token_once(entries: list[AccessEntry]) -> None
 
 def test_in_the_mode_off_a_token_needs_a_named_user() -> None:
     world = TokenWorld(mode=Mode.OFF)
-    assert world.status("POST /tokens", name="ci") == 409
+    refused = world.ask("POST /tokens", name="ci")
+    assert refused.status_code == 409
+    assert "(--user)" in refused.json()["detail"]
     assert world.create(user="ops")["user"] == "ops"
 
 

@@ -51,8 +51,40 @@ def test_a_change_shows_what_differs() -> None:
         "Update",
         "Topic:orders",
         "ok",
-        'queues 4 -> 8, retention {"ms": 60000}',
+        'queues 4 -> 8, retention unset -> {"ms": 60000}',
     )
+
+
+def test_a_pause_and_its_end_differ_and_have_a_time() -> None:
+    pause = {"pausedUntilMs": 1_795_750_000_123, "pauseReason": "repairs"}
+    group = {**CHANGE, "resource": "Group:billing"}
+    assert _row({**group, "before": None, "after": pause})[-1] == (
+        "pausedUntilMs unset -> 2026-11-27 03:26:40Z, pauseReason unset -> repairs"
+    )
+    assert _row({**group, "before": pause, "after": None})[-1] == (
+        "pausedUntilMs 2026-11-27 03:26:40Z -> unset, pauseReason repairs -> unset"
+    )
+
+
+def test_times_within_a_value_are_utc() -> None:
+    before = {"dueAtMs": 1_795_750_000_123, "secrets": [{"id": 1, "notAfterMs": 0}]}
+    after = {"dueAtMs": 1_795_750_001_000, "secrets": []}
+    assert _row({**CHANGE, "before": before, "after": after})[-1] == (
+        "dueAtMs 2026-11-27 03:26:40Z -> 2026-11-27 03:26:41Z,"
+        ' secrets -{"id": 1, "notAfterMs": "none"}'
+    )
+
+
+def test_a_reset_shows_the_queues_that_it_moved() -> None:
+    states = {
+        "before": {"topic": "orders", "offsets": [0, 181, 0]},
+        "after": {"topic": "orders", "offsets": [7, 0, 0]},
+    }
+    assert _row({**CHANGE, **states})[-1] == (
+        "topic orders, offsets[0] 0 -> 7; offsets[1] 181 -> 0"
+    )
+    same = {"before": {"offsets": [0]}, "after": {"offsets": [0]}}
+    assert _row({**CHANGE, **same})[-1] == "offsets 0"
 
 
 def test_a_changed_list_shows_its_changed_items_alone() -> None:
