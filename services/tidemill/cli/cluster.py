@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Show the state of the cluster.")
 FINE: Final = "OK"
 PROBLEM_COLUMNS: Final = ("PROBLEM", "OBJECT", "SINCE", "FINDING", "COMMAND")
 BROKER_COLUMNS: Final = (
-    *("BROKER GROUP", "STATE", "MASTER", "EPOCH", "IN SYNC", "REACHABLE", "DISK"),
+    *("BROKER GROUP", "STATE", "MASTER", "EPOCH", "IN SYNC", "REACHABLE", "DISK", "FULL IN"),
 )
 GROUP_COLUMNS: Final = ("GROUP", "LAG", "OLDEST", "IN/S", "OUT/S", "CONSUMERS", "DEAD")
 TOPIC_COLUMNS: Final = ("TOPIC", "BYTES", "MESSAGES", "IN/S", "OUT/S")
@@ -91,7 +91,15 @@ def _broker_row(group: Json, disks: dict[str, Json]) -> tuple[object, ...]:
         f"{sum(each['inSync'] for each in replicas)}/{len(replicas)}" if replicas else "",
         "yes" if group["reachable"] else "NO",
         used,
+        _full_in(disk),
     )
+
+
+def _full_in(disk: Json | None) -> str:
+    """Return when a disk is full."""
+    if disk is None or "fullInMs" not in disk:
+        return UNKNOWN
+    return span(disk["fullInMs"])
 
 
 def _group_row(group: Json, now_ms: int) -> tuple[object, ...]:

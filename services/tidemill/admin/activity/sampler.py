@@ -12,6 +12,8 @@ from typing import Final, NamedTuple, final
 import grpc
 import structlog
 
+from tidemill.admin.activity import disks
+from tidemill.admin.activity.disks import DiskForecast, DiskForecasts, DiskPoint
 from tidemill.admin.activity.history import History, HistoryKey, HistoryObject, Point
 from tidemill.admin.activity.numbers import (
     BrokerSample,
@@ -58,6 +60,7 @@ class ActivitySampler:
         self._sampled_ms = 0  # by the monotonic clock
         self._problem = NO_SAMPLE
         self.history = History()
+        self._disks = DiskForecasts()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -69,10 +72,37 @@ class ActivitySampler:
 
     async def _sample_periodically(self) -> None:
         loop = asyncio.get_running_loop()
+        disks_at_s = 0.0
         while True:
             next_s = loop.time() + PERIOD_S
             await self.sample()
+            if loop.time() >= disks_at_s:
+                disks_at_s = loop.time() + disks.PERIOD_MS / 1_000
+                await self.sample_disks()
             await asyncio.sleep(max(next_s - loop.time(), 0))
+
+    def disk_forecast(self, broker: str) -> DiskForecast:
+        """Return when the disk of a broker group is full."""
+        return self._disks.of(broker, now_ms=self._clock.monotonic_ms())
+
+    async def sample_disks(self) -> None:
+        """Read the disks of all broker groups once. One without an answer adds no point."""
+        request = pb.GetStorageRequest(topics_max=1)
+        try:
+            members = await self._brokers.members()
+            found = await self._brokers.call_all(calls.GET_STORAGE, request)
+        except (ServiceError, grpc.aio.AioRpcError) as error:
+            log.info("disks not sampled", reason=_text(error))
+            return
+        except Exception:
+            log.exception("sample of disks failed")  # As for `sample`.
+            return
+        self._disks.forget_unless(frozenset(member.name for member in members))
+        for broker, reply in found.answers:
+            used_bytes = reply.total_bytes - reply.free_bytes
+            room_bytes = reply.free_bytes - reply.reserve_bytes
+            point = DiskPoint(self._clock.monotonic_ms(), used_bytes, room_bytes)
+            self._disks.note(broker, point)
 
     def read(self) -> Reading:
         """Return the newest numbers. Numbers of an old sample are unknown."""

@@ -54,6 +54,14 @@ class BrokerGroupStorageView(Schema):
     reserve_bytes: int = Field(
         description="With less free space, sends are rejected (`disk_reserve_bytes`)."
     )
+    full_in_ms: int | None = Field(
+        None,
+        description="Time until sends are rejected, in ms, if the disk grows as in the last hour."
+        " Missing if unknown.",
+    )
+    full_in_unknown: str | None = Field(
+        None, description="Why `fullInMs` is unknown. Missing if it is known."
+    )
     log: LogBytesView | None = Field(None, description=f"Bytes of the log by state. {COUNTED}")
     derived_bytes: DerivedBytesView = Field(
         description="Sizes of the derived files. Messages enter them with the next checkpoint."

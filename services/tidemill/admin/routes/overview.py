@@ -91,7 +91,7 @@ async def get_overview(
         of_disks = tasks.create_task(
             read(
                 "disks",
-                lambda: get_storage(cluster, access, FIRST_PAGE, page_size=1),
+                lambda: get_storage(cluster, access, activity, FIRST_PAGE, page_size=1),
                 is_allowed=sees_members,
             )
         )

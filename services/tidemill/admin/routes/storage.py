@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fastapi import APIRouter
 
+from tidemill.admin.activity.disks import DiskForecast
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import BrokerAnswer
 from tidemill.admin.http.paging import PAGE_SIZE, NameCursor, PageSize
@@ -18,7 +19,7 @@ from tidemill.admin.json.storage import (
     TopicAtBrokerView,
     TopicStorageView,
 )
-from tidemill.admin.routes import Access, Cluster
+from tidemill.admin.routes import Access, Activity, Cluster
 from tidemill.common.sizes import size_text
 from tidemill.common.times import duration_text
 from tidemill.security.acl import Action
@@ -29,7 +30,11 @@ router = APIRouter(tags=["storage"])
 
 @router.get("/storage", response_model_exclude_none=True)
 async def get_storage(
-    cluster: Cluster, access: Access, cursor: NameCursor, page_size: PageSize = PAGE_SIZE
+    cluster: Cluster,
+    access: Access,
+    activity: Activity,
+    cursor: NameCursor,
+    page_size: PageSize = PAGE_SIZE,
 ) -> StorageView:
     """Show the disks and logs of all broker groups, and the space that topics hold.
 
@@ -49,7 +54,10 @@ async def get_storage(
         shown = shown[:page_size]
         token = shown[-1].name
     return StorageView(
-        broker_groups=[_broker_group(broker, reply) for broker, reply in found.answers],
+        broker_groups=[
+            _broker_group(broker, reply, activity.disk_forecast(broker))
+            for broker, reply in found.answers
+        ],
         topics=shown,
         next_page_token=cursor.next(token),
         unreachable=found.unreachable or None,
@@ -72,7 +80,9 @@ def page_of_topics(
     return [_topic(name, topics[name]) for name in page], token
 
 
-def _broker_group(broker: str, reply: pb.GetStorageReply) -> BrokerGroupStorageView:
+def _broker_group(
+    broker: str, reply: pb.GetStorageReply, forecast: DiskForecast
+) -> BrokerGroupStorageView:
     log = reply.log
     return BrokerGroupStorageView(
         broker=broker,
@@ -80,6 +90,8 @@ def _broker_group(broker: str, reply: pb.GetStorageReply) -> BrokerGroupStorageV
         free_bytes=reply.free_bytes,
         total_bytes=reply.total_bytes,
         reserve_bytes=reply.reserve_bytes,
+        full_in_ms=forecast.full_in_ms,
+        full_in_unknown=forecast.unknown or None,
         log=LogBytesView(
             live=log.live, dead=log.dead, stub=log.stub, control=log.control, pinned=log.pinned
         )

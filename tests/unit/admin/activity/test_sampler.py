@@ -12,6 +12,7 @@ import pytest
 from tests.support.clocks import ManualClock
 from tests.support.worlds.fake_calls import CallsByRequest
 from tests.support.worlds.round_world import idle
+from tidemill.admin.activity import disks
 from tidemill.admin.activity.history import HistoryKey
 from tidemill.admin.activity.numbers import ClusterNumbers, GroupState
 from tidemill.admin.activity.sampler import CLIENTS_MAX, NO_SAMPLE, STALE_MS, ActivitySampler
@@ -52,6 +53,12 @@ class FakeBroker(CallsByRequest):
             page.topics.add(id=1, name="orders", stored=self.stored, messages=self.stored)
             page.next_page.after_topic_id = 1
         return page
+
+    async def get_storage(self, _request: pb.GetStorageRequest) -> pb.GetStorageReply:
+        if self.error is not None:
+            raise self.error
+        free_bytes = 1_000 - self.stored
+        return pb.GetStorageReply(total_bytes=1_000, free_bytes=free_bytes, reserve_bytes=100)
 
     async def list_proxies(self, _request: pb.ListProxiesRequest) -> pb.ProxyList:
         names = [pb.ProxyName(process_id=b"p", name="proxy")] if self.has_proxy else []
@@ -132,6 +139,27 @@ def test_two_samples_of_all_pages_give_sums_and_rates() -> None:
         assert hour is not None
         assert hour.points["in"] == [None, 4]
         assert hour.points["lag"] == [6, 6]
+
+    asyncio.run(main())
+
+
+def test_the_time_until_a_disk_is_full_is_that_of_its_growth() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        broker, other = cluster.brokers
+        for minute in range(11):
+            broker.stored = 20 * minute
+            await cluster.sampler.sample_disks()
+            cluster.clock.advance(disks.PERIOD_MS)
+        # 700 bytes remain above the reserve after the last point, which is a minute old.
+        forecast = cluster.sampler.disk_forecast("broker-0")
+        assert forecast.full_in_ms == 34 * disks.PERIOD_MS
+        assert cluster.sampler.disk_forecast("broker-1").unknown == disks.NO_GROWTH
+        for error in (BrokerTimeout("slow"), ZeroDivisionError()):
+            other.error = error
+            await cluster.sampler.sample_disks()  # Neither ends the sampler nor adds a point.
+        cluster.clock.advance(disks.STALE_MS)
+        assert cluster.sampler.disk_forecast("broker-0").unknown == disks.NO_ANSWER
 
     asyncio.run(main())
 
