@@ -132,7 +132,7 @@ def _show_all(context: typer.Context, name: str) -> None:
 
 def _settings(group: Json, progress: Json) -> list[tuple[str, object]]:
     state = group.get("state")
-    if state == NEVER_POLLED and progress["topics"]:
+    if state == NEVER_POLLED and (progress["topics"] or group.get("filters")):
         state = "unknown: the numbers are from before the first poll"
     rows: list[tuple[str, object]] = [
         ("state", state),

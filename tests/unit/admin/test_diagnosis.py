@@ -114,7 +114,10 @@ STALLED = replace(
 def test_connected_consumers_that_do_not_poll_are_a_cause() -> None:
     found = only(STALLED)
     assert found.code is Code.NOT_POLLING
-    assert found.text.startswith("20 messages can be received, and 2 consumers connected")
+    assert found.text.startswith(
+        "20 messages can be received, but the group has not polled for at least 1 m"
+    )
+    assert "with 2 consumers connected" in found.text
     assert found.command == "tidemill client stack worker-1"
 
 

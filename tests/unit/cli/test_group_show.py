@@ -19,14 +19,14 @@ GROUP = {
 NO_PROGRESS = {"lag": 0, "ready": 0, "blocked": 0, "inFlight": 0}
 
 
-def show(group: dict[str, Any], lag: int) -> str:
-    """Show a consumer group that reads the topic orders."""
+def show(group: dict[str, Any], lag: int, *, topics: tuple[str, ...] = ("orders",)) -> str:
+    """Show a consumer group that reads the topics."""
     progress = NO_PROGRESS | {"lag": lag, "ready": lag}
     answers: dict[str, Any] = {
         "/groups/billing": GROUP | group,
         "/groups/billing/progress": {
             "total": progress,
-            "topics": [{"topic": "orders"} | progress],
+            "topics": [{"topic": each} | progress for each in topics],
             "locks": [],
         },
         "/groups/billing/diagnosis": {"findings": []},
@@ -46,6 +46,9 @@ def test_a_group_with_progress_is_not_shown_as_never_polled() -> None:
     shown = show({"state": "NEVER_POLLED"}, lag=0)
     assert "NEVER_POLLED" not in shown
     assert "from before the first poll" in shown
+    polled = [{"topic": "orders", "expression": "*", "clientId": "c", "polledMs": 2}]
+    assert "NEVER_POLLED" not in show({"state": "NEVER_POLLED", "filters": polled}, 0, topics=())
+    assert "NEVER_POLLED" in show({"state": "NEVER_POLLED"}, 0, topics=())
 
 
 def test_only_a_group_with_a_lag_has_a_time_to_catch_up() -> None:

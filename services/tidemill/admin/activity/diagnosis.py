@@ -200,9 +200,9 @@ def _not_polling(facts: GroupFacts) -> Iterator[BacklogCause]:
     consumers = _count(len(facts.pollers), "consumer")
     yield BacklogCause(
         code=Code.NOT_POLLING,
-        text=f"{_count(numbers.ready, 'message')} can be received, and {consumers} connected, but"
-        f" none has polled for at least {span(age_ms)}: look for blocked threads, or restart the"
-        " consumers; `tidemill client kick` ends their calls",
+        text=f"{_count(numbers.ready, 'message')} can be received, but the group has not polled"
+        f" for at least {span(age_ms)}, with {consumers} connected: look for blocked threads,"
+        " or restart the consumers; `tidemill client kick` ends their calls",
         numbers={"ready": numbers.ready, "consumers": len(facts.pollers), "noPollMs": age_ms},
         command=_command("client stack", facts.pollers[0]),
     )
