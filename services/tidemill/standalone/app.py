@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 import structlog
 
@@ -21,6 +23,8 @@ from tidemill.standalone.key_file import ensure_key_file
 from tidemill.standalone.settings import StandaloneSettings
 
 log = structlog.get_logger()
+
+PATIENCE_S: Final = 30.0  # with the first start of brokers
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -74,10 +78,15 @@ async def serve(settings: StandaloneSettings) -> int:
     return status
 
 
-async def run_after(needed: Sequence[Child], child: Child) -> None:
-    """Run a child once the children that it needs serve."""
-    for one in needed:
-        await one.is_ready.wait()
+async def run_after(
+    needed: Sequence[Child], child: Child, *, patience_s: float = PATIENCE_S
+) -> None:
+    """Run a child once the children that it needs serve, or after `patience_s`.
+
+    The other replicas of a broker group serve while one of them reads a long log.
+    """
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(all_ready(needed), patience_s)
     await child.run()
 
 

@@ -13,7 +13,9 @@ from tidemill.common.lifecycle import StartError
 from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election.record import GroupRecord, RegisteredRun, Retirement
 from tidemill.controller.sqlite_store import SqliteStore
+from tidemill.standalone.app import run_after
 from tidemill.standalone.broker_stores import brokers_of, check_all_served
+from tidemill.standalone.child import Child
 from tidemill.standalone.child_plan import child_names, metrics_ports_of
 from tidemill.standalone.settings import StandaloneSettings
 
@@ -173,3 +175,30 @@ def test_a_replica_is_not_started_as_a_single_broker(tmp_path: Path) -> None:
 
 def test_a_missing_data_directory_is_empty(tmp_path: Path) -> None:
     check_all_served(load(f"--data-dir={tmp_path / 'none'}"))
+
+
+class StartNotes(Child):
+    """A child that starts no process, and notes that it would."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, lambda _addresses: [])
+        self.is_started = asyncio.Event()
+
+    async def run(self) -> None:
+        self.is_started.set()
+
+
+def test_a_child_starts_after_those_that_it_needs_and_not_without_end() -> None:
+    async def run() -> None:
+        broker, proxy = StartNotes("broker-0"), StartNotes("proxy-0")
+        start = asyncio.create_task(run_after([broker], proxy, patience_s=600))
+        await asyncio.sleep(0)
+        assert not proxy.is_started.is_set()
+        broker.is_ready.set()
+        await asyncio.wait_for(start, 30)
+        assert proxy.is_started.is_set()
+        late = StartNotes("proxy-1")
+        await asyncio.wait_for(run_after([StartNotes("broker-1")], late, patience_s=0.01), 30)
+        assert late.is_started.is_set()
+
+    asyncio.run(run())
