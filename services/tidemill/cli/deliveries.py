@@ -12,6 +12,7 @@ from tidemill.cli.messages import printable
 from tidemill.cli.rest import (
     PAGE_SIZE,
     call,
+    check_filled,
     check_is_sure,
     has_several,
     in_namespace,
@@ -47,9 +48,15 @@ Topic = Annotated[
 Queue = Annotated[
     int | None, typer.Option(min=0, help="Only queues with this number, without retries.")
 ]
-Client = Annotated[str | None, typer.Option(help="Only deliveries to the client with this id.")]
+Client = Annotated[
+    str | None,
+    typer.Option(help="Only deliveries to the client with this id.", callback=check_filled),
+]
 MessageId = Annotated[
-    str | None, typer.Option("--message", metavar="ID", help="Only the message with this id.")
+    str | None,
+    typer.Option(
+        "--message", metavar="ID", help="Only the message with this id.", callback=check_filled
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

@@ -148,6 +148,8 @@ def test_options_that_do_not_fit_are_a_usage_error(arguments: tuple[str, ...]) -
         ("dead-letter discard billing", "--tag"),
         ("dead-letter replay billing --tag red", "--topic"),
         ("dead-letter replay billing", "--to"),
+        ("delivery release billing", "--client"),
+        ("delivery release billing", "--message"),
     ],
 )
 def test_an_empty_option_of_a_filter_is_a_usage_error(command: str, option: str) -> None:
