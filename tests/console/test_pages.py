@@ -14,7 +14,10 @@ from tests.console.world import MARKUP, ConsoleWorld
 from tests.support.eventually import eventually
 
 REPOSITORY = Path(__file__).parents[2]
-IMAGES = REPOSITORY / "docs" / "images"
+IMAGES = REPOSITORY / "docs" / "images" / "console"
+VARIANTS = (
+    REPOSITORY / "build" / "screenshots"
+)  # dark, and on a phone: for a look, not for the docs
 # Screenshots of the docs are written only on request, since fonts differ between machines.
 WRITES = "TIDEMILL_TEST_WRITE_SCREENSHOTS"
 LIVE = "#age:text-is('live')"
@@ -84,7 +87,9 @@ def test_a_page_is_accessible_and_fits_a_desktop_and_a_phone(
                 width = page.evaluate("document.documentElement.scrollWidth")
                 assert width <= size["width"], f"{kind} scrolls sideways"
                 if os.environ.get(WRITES):
-                    page.screenshot(path=IMAGES / f"console-{name}-{scheme}-{kind}.png")
+                    is_of_docs = (scheme, kind) == ("light", "desktop")
+                    variant = VARIANTS / f"{name}-{scheme}-{kind}.png"
+                    page.screenshot(path=IMAGES / f"{name}.png" if is_of_docs else variant)
     if name == "missing":
         visitor.complaints.clear()  # Chromium logs the status 404 itself.
 
