@@ -37,7 +37,12 @@ class ResetBroker(CallsByRequest, UnusedBroker):
         return pb.ResetOffsetReply()
 
     async def change_all(
-        self, call: object, *, dry_run: object, request: pb.ResetOffsetRequest
+        self,
+        call: object,
+        *,
+        dry_run: object,
+        request: pb.ResetOffsetRequest,
+        home_first: bool,  # There is one broker group.
     ) -> list[BrokerAnswer[pb.ResetOffsetReply]]:
         """Answer as the only broker group."""
         return [BrokerAnswer("broker-0", await self.call(call, request))]
@@ -85,8 +90,9 @@ def test_every_call_rejects_an_unknown_parameter(call: tuple[str, str, dict[str,
         ("DELETE", "/groups/o?dry-run=true", "did you mean 'dryRun'?"),
         ("POST", "/timers/0:cancel?dryrun=true", "did you mean 'dryRun'?"),
         ("DELETE", "/topics/o?dryRun=true&dryRun=false", "'dryRun' is given more than once"),
-        ("POST", "/timers/0:fire?dryRun=true", "known are broker"),
-        ("POST", "/topics/o/messages?dryRun=true", "this call has no query parameters"),
+        ("POST", "/timers/0:fire?zebra=1", "known are broker, dryRun"),
+        ("POST", "/topics/o/messages?dryRun=true", "known are create"),
+        ("GET", "/security?dryRun=true", "this call has no query parameters"),
         ("PUT", "/topics/o?force=true", "'force' belongs in the body"),
         ("POST", "/groups/g:resetOffset?offset=7", "'offset' belongs in the body"),
         ("GET", "/timers?limit=7", "known are topic, dueFrom, dueTo, key, pageSize, pageToken"),

@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from tidemill.admin.http.nearest import nearest_field, unknown_text
 from tidemill.common.errors import BadRequest
 
+JSON: Final = "application/json"
 PARAMETER: Final = "query parameter"
 
 
@@ -50,9 +51,10 @@ def _reason(name: str, known: list[str], body_fields: list[str]) -> str:
 
 
 def _body_fields_of(call: dict[str, Any], document: dict[str, Any]) -> list[str]:
-    if "requestBody" not in call:
+    content = call.get("requestBody", {}).get("content", {})
+    if JSON not in content:
         return []
-    schema = call["requestBody"]["content"]["application/json"]["schema"]
+    schema = content[JSON]["schema"]
     schemas = document["components"]["schemas"]
     # A body of several forms has the fields of all of them.
     forms = schema.get("anyOf", [schema])
