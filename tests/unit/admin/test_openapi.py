@@ -76,3 +76,15 @@ def test_every_changing_operation_has_a_dry_run() -> None:
         and "dryRun" not in {each["name"] for each in operation.get("parameters", [])}
     }
     assert lacking == WITHOUT_DRY_RUN.keys()
+
+
+def test_an_action_needs_a_body_only_if_a_field_has_no_default() -> None:
+    schemas = document()["components"]["schemas"]
+    for path, operations in document()["paths"].items():
+        content = operations.get("post", {}).get("requestBody", {}).get("content", {})
+        name = content.get("application/json", {}).get("schema", {}).get("$ref", "")
+        if not name or not operations["post"]["requestBody"].get("required"):
+            continue
+        body = schemas[name.rpartition("/")[2]]
+        has_no_default = "required" in body or "not" in body
+        assert has_no_default or "Definitions" in name, path  # An empty file would be a mistake.

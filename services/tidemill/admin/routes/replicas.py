@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Body, Depends, Request, Response
 
 from tidemill.admin.audit.author import DELETE
 from tidemill.admin.audit.controller_actions import recorded
@@ -60,7 +60,7 @@ async def get_replicas(
 @router.post("/replicas/{name}:transfer", response_model_exclude_none=True)
 async def transfer_master(
     name: BrokerGroupName,
-    wish: MasterTransferRequest,
+    wish: Annotated[MasterTransferRequest, Body(default_factory=MasterTransferRequest)],
     controllers: All,
     cluster: Cluster,
     caller: Caller,
