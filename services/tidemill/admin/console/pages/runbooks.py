@@ -7,7 +7,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from markupsafe import escape
+from markupsafe import Markup, escape
 
 from tidemill.admin.console.page import ROOT, Page, PageCall, Values
 from tidemill.admin.http.rest_calls import CallProblem
@@ -34,7 +34,7 @@ async def load_runbooks(_call: PageCall) -> Values:
     return {"names": sorted(path.stem for path in FOLDER.glob("*.md"))}
 
 
-def html_of(text: str) -> str:
+def html_of(text: str) -> Markup:
     """Return a text in Markdown as HTML, without its title. HTML in the text stays text.
 
     Links to other runbooks lead to their pages. The console has no other page of the documentation,
@@ -52,7 +52,8 @@ def html_of(text: str) -> str:
         tokens = tokens[3:]
     for token in tokens:
         token.children = _with_own_links(token.children or [])
-    return str(parser.renderer.render(tokens, parser.options, {}))
+    escaped = parser.renderer.render(tokens, parser.options, {})
+    return Markup(escaped)  # noqa: S704  # nosec B704  # The renderer has escaped the text.
 
 
 def _with_own_links(tokens: list[Token]) -> list[Token]:
