@@ -404,8 +404,7 @@ class BrokerGroupControl:
         self._set_alarm("")
         # Other elections and a smaller sync state set are reasons to look.
         is_usual = before.epoch == 0 if is_election else len(record.sss) >= len(before.sss)
-        write_line = log.info if is_usual else log.warning
-        write_line(
+        (log.info if is_usual else log.warning)(
             "master elected" if is_election else "group record changed",
             group=self.name,
             reason=intent.reason,

@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 from tidemill.admin.audit.access_reports import note_access
 from tidemill.admin.audit.author import PUB
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import BrokerAnswers
+from tidemill.admin.cluster.brokers import BrokerAnswers, Brokers
 from tidemill.admin.http.access import OTHER_BODY_BYTES_MAX
 from tidemill.admin.http.problems import MEDIA_TYPE, PROBLEM_SCHEMA
 from tidemill.admin.http.request_access import READS, RequestAccess
@@ -229,14 +229,21 @@ async def send_message(
         _note_repeat(sent, reply.repeat, topic)
     elif idempotency_key is not None:
         response.status_code, sent.duplicate = HTTPStatus.CREATED, False
-    if not reply.due_at_ms:
+    if reply.due_at_ms:
+        await _note_timer(sent, topic, cluster, reply)
+    else:
         sent.queue_offset = reply.queue_offset
-        return sent
+    return sent
+
+
+async def _note_timer(
+    sent: SentMessageView, topic: str, cluster: Brokers, reply: pb.StoreMessageReply
+) -> None:
+    """Add the timer of a delayed message to an answer, and the handle that recalls it."""
     sent.timer_id, sent.deliver_at_ms = reply.queue_offset, reply.due_at_ms
     recall = RecallFields(reply.queue_offset, reply.due_at_ms, sent.message_id)
-    signer = await (await cluster.member(name)).client.recall_signer()
+    signer = await (await cluster.member(sent.broker)).client.recall_signer()
     sent.recall_handle = signer.sign(topic, recall)
-    return sent
 
 
 def _missing_topic(topic: str) -> TopicNotFound:

@@ -1,4 +1,7 @@
-"""The overview: the state of the cluster in one answer, also while broker groups hang."""
+"""The overview: the state of the cluster in one answer, also while broker groups hang.
+
+`get_overview` is long because each part has a task of its own.
+"""
 
 from __future__ import annotations
 
