@@ -13,9 +13,18 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # Its core reports the end of each connection that a test ends as information.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
+import structlog
 from hypothesis import HealthCheck, core, settings
 
 from tests.support.seeds import EXAMPLES, current_seed, forget_current_seed, seed_base
+
+# The default writes each traceback with all variables, which takes a second.
+structlog.configure(
+    processors=[
+        *structlog.get_config()["processors"][:-1],
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 pytest_plugins = ["tests.quiet_runs", "tests.schedule"]
 
