@@ -40,6 +40,7 @@ ADMIN_URL = "http://127.0.0.1:8080"
 TIMEOUT_S = 30.0  # longer than the timeout of the API for a broker
 PAGE_SIZE = 1000  # the limit of the API
 CLIENTS_SHOWN = 5  # in a warning
+NAME_TEXT = "names are not empty, are not . or .., and have no /"
 # Nouns whose commands have names of topics and consumer groups.
 NAMESPACED = frozenset(
     {
@@ -293,7 +294,8 @@ def in_namespace(context: typer.Context, name: str | None) -> str | None:
     """Return the full name of a topic or consumer group; the callback of each such parameter."""
     if name is None or context.resilient_parsing:
         return name
-    check_filled(context, name)
+    if not name.strip():
+        raise typer.BadParameter(f"{name!r} is not a name: {NAME_TEXT}")
     return full_name(options_of(context).namespace, name)
 
 
@@ -338,9 +340,7 @@ def segment(name: str) -> str:
     End the command if `name` is not one segment, because it would change the path.
     """
     if not name.strip() or name in {".", ".."} or "/" in name:
-        raise typer.BadParameter(
-            f"{name!r} is not a name: names are not empty, are not . or .., and have no /"
-        )
+        raise typer.BadParameter(f"{name!r} is not a name: {NAME_TEXT}")
     return quote(name, safe="")
 
 
