@@ -189,6 +189,8 @@ def kick_client(
 
 def is_unknown_client(context: typer.Context, client_id: str) -> bool:
     """Whether no client has this id; False if that is unknown."""
+    if "/" in client_id:
+        return False  # It is no segment of a path, so REST cannot look it up.
     try:
         connect(context).call("GET", f"/clients/{segment(client_id)}")
     except RestRejection as error:

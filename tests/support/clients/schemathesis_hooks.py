@@ -44,6 +44,12 @@ schemathesis.openapi.format("ip-address", addresses)
 schemathesis.openapi.format("cidr", addresses | networks)
 
 
+@schemathesis.serializer("application/x-ndjson")
+def serialize_lines(_context: schemathesis.SerializationContext, value: Any) -> bytes:
+    """Return the body of a batch of messages; it is a text, not a document."""
+    return str(value).encode("utf-8", "replace")
+
+
 @schemathesis.hook
 def before_call(
     _context: schemathesis.HookContext, case: schemathesis.Case[Any], _options: dict[str, Any]
