@@ -36,7 +36,7 @@ PATHS = {
     "group": "/ui/groups/billing",
     "locked": "/ui/groups/booking",
     "deliveries": "/ui/groups/billing/deliveries",
-    "reset": "/ui/groups/billing/reset?topic=orders&to=earliest&sent=1",
+    "reset": "/ui/groups/billing/reset?topics=orders&to=earliest&sent=1",
     "messages": "/ui/messages?topic=orders&key=order-3",
     "clients": "/ui/clients",
     "cluster": "/ui/cluster",

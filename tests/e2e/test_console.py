@@ -116,10 +116,10 @@ def test_a_timer_is_found_by_its_key_moved_delivered_and_cancelled(
         return str(path)
 
     moved = path_of("moved")
-    assert ": done" in sent(browser, f"{moved}/reschedule", dueAtMs="2027-06-01T12:00:00").text
+    assert ": done" in performed(browser, f"{moved}/reschedule", dueAtMs="2027-06-01T12:00:00").text
     assert "2027-06-01 12:00:00.000Z" in browser.get(moved).text
     fired = path_of("fired")
-    assert ": done" in sent(browser, f"{fired}/fire").text
+    assert ": done" in performed(browser, f"{fired}/fire").text
     eventually(lambda: "DELIVERED" in browser.get(fired).text)
     cancelled = path_of("cancelled")
     planned = browser.get(f"{cancelled}/cancel")
