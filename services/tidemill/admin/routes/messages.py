@@ -50,6 +50,7 @@ from tidemill.common.errors import (
     TopicNotFound,
 )
 from tidemill.message.recall_handle import RecallFields
+from tidemill.message.resource_names import check_own_topic
 from tidemill.security.acl import Action, topic_resource
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -247,6 +248,8 @@ async def _note_timer(
 
 
 def _missing_topic(topic: str) -> TopicNotFound:
+    """Return the error of a topic that can be created. Raises IllegalTopic for another one."""
+    check_own_topic(topic)
     return TopicNotFound(
         f"there is no topic {topic!r}, so nothing was stored; run `tidemill topic create {topic}`,"
         " or send with --create (REST: create=true)"
