@@ -363,6 +363,14 @@ def test_definitions_are_applied_after_their_effect_is_shown(
         assert 'class="alarm"' in refused.text, strange
 
 
+def test_an_operation_of_an_ended_admin_process_is_shown(browser: httpx.Client) -> None:
+    hour_ago_ms = time.time_ns() // 1_000_000 - 3_600_000
+    shown = browser.get(f"/operations/admin:{hour_ago_ms:013}101")
+    assert shown.status_code == 200
+    assert "<strong>failed</strong>: the admin process that ran it ended." in shown.text
+    assert "<dd>unknown</dd>" in shown.text
+
+
 def test_a_support_bundle_is_made_and_downloaded(browser: httpx.Client) -> None:
     begun = sent(browser, "/settings-bundle/make", anonymize="true")
     page = str(begun.url)

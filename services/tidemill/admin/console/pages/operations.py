@@ -12,6 +12,8 @@ from tidemill.admin.http.route_templates import PREFIX
 
 ROWS: Final = 50  # per page
 PERIOD_S: Final = 2.0  # Each rendering lists the operations of all broker groups.
+# Missing for an operation of an admin process that has ended.
+_UNKNOWN: Final[Document] = {"by": None, "total": None, "done": None, "failed": None}
 # Operations of the admin process itself.
 _OWN: Final = frozenset({"APPLY_DEFINITIONS", "SUPPORT_BUNDLE"})
 _KINDS: Final = {
@@ -28,6 +30,7 @@ _KINDS: Final = {
 def _shown(operation: Document) -> dict[str, Any]:
     """Return an operation with its words."""
     return {
+        **_UNKNOWN,
         **operation,
         "words": _KINDS.get(operation["kind"], operation["kind"]),
         "subject": _subject(operation),
