@@ -223,7 +223,8 @@ async def _show_again(
         found["differences"] = [
             (each.label, current[each.name], filled[each.name])
             for each in action.fields
-            if current.get(each.name, filled[each.name]) != filled[each.name]
+            if (filled[each.name] or each.sends_empty)  # Another empty field changes nothing.
+            and current.get(each.name, filled[each.name]) != filled[each.name]
         ]
         return "action", found
 

@@ -112,9 +112,33 @@ def _delete_button(found: Document, path: Mapping[str, str]) -> str:
 
 def _settings(found: Document) -> Rows:
     rows = [("Type", found["messageType"]), ("Queues", number_text(found["queues"]))]
+    retention = found.get("retention", {})
+    if "ms" in retention:
+        rows.append(("Retention in ms", number_text(retention["ms"])))
+    if "bytes" in retention:
+        rows.append(("Retention in bytes", number_text(retention["bytes"])))
     if "isNew" in found:
         rows.append(("New", "yes" if found["isNew"] else "no"))
+    if "expiredMessages" in found:
+        rows.append(("Messages that expire", number_text(found["expiredMessages"])))
     return rows
+
+
+def _save_button(found: Document, path: Mapping[str, str]) -> str:
+    save = f"Save {path['topic']}"
+    if "expiredMessages" not in found:
+        return save
+    return f"{save} and remove {number_text(found['expiredMessages'])} messages"
+
+
+def _settings_texts(found: Document) -> dict[str, str]:
+    retention = found.get("retention", {})
+    return {
+        "messageType": found["messageType"],
+        "queues": str(found["queues"]),
+        "retention.ms": str(retention.get("ms", "")),
+        "retention.bytes": str(retention.get("bytes", "")),
+    }
 
 
 SETTINGS: Final = (
@@ -164,12 +188,8 @@ ACTIONS: Final = (
         back="/topics/{topic}",
         fields=SETTINGS,
         current="/topics/{topic}",
-        texts_of=lambda found: {
-            "messageType": found["messageType"],
-            "queues": str(found["queues"]),
-        },
+        texts_of=_settings_texts,
         rows=_settings,
-        button=lambda _found, path: f"Save {path['topic']}",
-        has_dry_run=False,
+        button=_save_button,
     ),
 )
