@@ -16,6 +16,8 @@ from tidemill.common.rest_client import Json
 
 CREATE_ONLY: Final = frozenset({"--dry-run", "--like"})  # options of `create`, not of `set`
 FORCE: Final = "force"  # a field of requests, not of objects
+# Topic types with message groups: another number of queues would break their order.
+ORDERED_TYPES: Final = frozenset({"FIFO", "MIXED"})
 
 
 def say_exists(
@@ -23,13 +25,27 @@ def say_exists(
 ) -> None:
     """Say that an object exists. Ends the command if a given setting differs."""
     if different := [setting for setting, _, _ in _differences(known, given)]:
-        options = "".join(f" {option}" for option in _typed_options(context))
-        fail(
-            f"{noun} {name} exists with another {', '.join(different)}; change it by `tidemill"
-            f" {noun} set {quote(name)}{options}`",
-            EXIT_REFUSED,
-        )
+        if fixed := _fixed_setting(noun, known, given):
+            remedy = (
+                f"{fixed} of a {noun} cannot change in this way: delete the {noun} by `tidemill"
+                f" {noun} delete {quote(name)}` and create it again"
+            )
+        else:
+            options = "".join(f" {option}" for option in _typed_options(context))
+            remedy = f"change it by `tidemill {noun} set {quote(name)}{options}`"
+        fail(f"{noun} {name} exists with another {', '.join(different)}; {remedy}", EXIT_REFUSED)
     say(context, known | {"isNew": False}, f"{noun} {name}: exists already, unchanged")
+
+
+def _fixed_setting(noun: str, known: Json, given: Mapping[str, Json]) -> str:
+    """Return the setting that `set` rejects for this object; "" if there is none."""
+    if noun == "group":
+        order = known["deliveryOrder"]
+        return "deliveryOrder" if given.get("deliveryOrder", order) != order else ""
+    queues = given.get("queues", known["queues"])
+    has_order = bool(ORDERED_TYPES & {known["messageType"], given.get("messageType")})
+    is_fixed = queues < known["queues"] or (queues > known["queues"] and has_order)
+    return "queues" if is_fixed else ""
 
 
 def _typed_options(context: typer.Context) -> Iterator[str]:

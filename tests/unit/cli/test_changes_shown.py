@@ -139,7 +139,7 @@ def test_a_dry_run_shows_the_difference(
 @pytest.mark.parametrize(
     ("noun", "found", "equal", "different"),
     [
-        ("topic", TOPIC, ("--type=fifo", "--queues=4"), ("--queues=5",)),
+        ("topic", TOPIC, ("--type=fifo", "--queues=4"), ("--type=normal",)),
         ("topic", TOPIC | {"retention": {"ms": 60_000}}, ("--retention=1m",), ("--retention=2m",)),
         ("topic", TOPIC, ("--retention=default",), ("--retention=forever",)),
         ("group", GROUP, ("--max-attempts=17",), ("--max-attempts=3",)),

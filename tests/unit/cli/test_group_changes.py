@@ -23,24 +23,52 @@ GROUP: dict[str, Any] = {
 }
 
 
-def run(line: str) -> Result:
-    """Run a command with an API that has the group and stores its changes."""
+def run(line: str, found: dict[str, Any] = GROUP) -> Result:
+    """Run a command with an API that has the object and stores its changes."""
 
     def answer(request: ApiRequest) -> ApiAnswer:
         if request.method == "GET":
-            return ApiAnswer(GROUP)
-        return ApiAnswer(GROUP | request.body | {"isNew": False, "before": GROUP})
+            return ApiAnswer(found)
+        return ApiAnswer(found | request.body | {"isNew": False, "before": found})
 
     with scripted_api(answer) as address:
         return CliRunner().invoke(app, ["--admin", address, *shlex.split(line)])
 
 
 def test_the_error_of_a_different_group_has_the_command_that_changes_it() -> None:
-    options = "--order FIFO --max-attempts 3 --retry-ms 1000 --retry-ms 2000"
+    options = "--order CONCURRENT --max-attempts 3 --retry-ms 1000 --retry-ms 2000"
     refused = run(f"group create billing {options}")
     assert refused.exit_code == EXIT_REFUSED
     command = refused.output.split("`")[1]
     assert command == f"tidemill group set billing {options}"
+
+
+def test_the_error_of_a_group_with_another_order_names_its_deletion() -> None:
+    refused = run("group create billing --order FIFO --max-attempts 3")
+    assert refused.exit_code == EXIT_REFUSED
+    assert "exists with another deliveryOrder, maxAttempts; deliveryOrder of a" in refused.output
+    assert refused.output.split("`")[1] == "tidemill group delete billing"
+    assert "create it again" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "verb"),
+    [
+        ("NORMAL", "--queues 4", "delete"),
+        ("NORMAL", "--queues 16", "set"),
+        ("NORMAL", "--queues 16 --type MIXED", "delete"),
+        ("NORMAL", "--queues 8 --type FIFO", "set"),
+        ("FIFO", "--queues 16", "delete"),
+        ("FIFO", "--type NORMAL", "set"),
+    ],
+)
+def test_the_error_of_a_different_topic_names_its_change_or_deletion(
+    kind: str, options: str, verb: str
+) -> None:
+    topic = {"name": "orders", "messageType": kind, "queues": 8}
+    refused = run(f"topic create orders {options}", topic)
+    assert refused.exit_code == EXIT_REFUSED
+    assert refused.output.split("`")[1].startswith(f"tidemill topic {verb} orders")
 
 
 @pytest.mark.parametrize("noun", ["group", "topic"])
