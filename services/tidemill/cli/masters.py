@@ -86,7 +86,12 @@ def transfer_master(
         raise typer.BadParameter("--reason is for --unclean")
     if is_dry or is_asked(is_sure=is_sure):
         planned = call(
-            context, "POST", f"{_path(name)}:transfer", body=_target(target), query=DRY_QUERY
+            context,
+            "POST",
+            f"{_path(name)}:transfer",
+            body=_target(target),
+            query=DRY_QUERY,
+            is_for_question=not is_dry,
         )
         if "transfer" in planned:
             to = f"would hand over to replica {planned['transfer']}"
@@ -122,7 +127,9 @@ def _transfer_unclean(
     if not is_dry:
         check_is_sure("broker-group transfer --unclean", is_sure=is_sure)
     if is_dry or not is_sure:
-        planned = call(context, "POST", path, body=body, query=DRY_QUERY)
+        planned = call(
+            context, "POST", path, body=body, query=DRY_QUERY, is_for_question=not is_dry
+        )
         text = f"replica {target} would be master; {_loss(planned)}"
         if is_dry:
             say(context, planned, f"broker group {name}: {text}")

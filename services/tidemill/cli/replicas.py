@@ -119,7 +119,9 @@ def undrain_replica(context: typer.Context, replica: Replica, is_dry: DryRun = F
 
 def _plan(context: typer.Context, name: str, number: int, *, undo: bool, is_dry: bool) -> str:
     """Return the effect of a change of a replica. In a dry run, print it."""
-    planned, role = _change(context, name, number, undo=undo, is_dry=True)
+    planned, role = _change(
+        context, name, number, undo=undo, is_dry=True, is_for_question=not is_dry
+    )
     is_master = role == "master" and not undo
     first = "hand over first, and then " if is_master else ""
     change = "become a full replica again" if undo else "retire"
@@ -130,12 +132,19 @@ def _plan(context: typer.Context, name: str, number: int, *, undo: bool, is_dry:
 
 
 def _change(
-    context: typer.Context, name: str, number: int, *, undo: bool, is_dry: bool = False
+    context: typer.Context,
+    name: str,
+    number: int,
+    *,
+    undo: bool,
+    is_dry: bool = False,
+    is_for_question: bool = False,
 ) -> tuple[Json, str]:
     """Drain or undrain a replica. Return its broker group, and its role."""
     body: Json = {"replica": number, "undo": undo}
     path = f"/replicas/{segment(name)}:drain"
-    done = call(context, "POST", path, body=body, query=DRY_QUERY if is_dry else None)
+    query = DRY_QUERY if is_dry else None
+    done = call(context, "POST", path, body=body, query=query, is_for_question=is_for_question)
     return done, next((one["role"] for one in done["replicas"] if one["replica"] == number), "")
 
 

@@ -22,7 +22,7 @@ from tidemill.cli.contexts import ClusterContext
 from tidemill.cli.credentials import UserCredentials, credentials_file, read_credential
 from tidemill.cli.output import Output, OutputFormat
 from tidemill.common.addresses import is_loopback
-from tidemill.common.errors import BadRequest
+from tidemill.common.errors import OLDER_CONTROLLER, BadRequest
 from tidemill.common.exit_codes import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
 from tidemill.common.prompts import fail, warn
 from tidemill.common.rest_client import (
@@ -96,12 +96,14 @@ def call(
     may_miss: bool = False,
     may_be_forbidden: bool = False,
     on_refusal: Callable[[], None] = lambda: None,
+    is_for_question: bool = False,
 ) -> Json:
     """Call the API and return its answer. After an error, print the reason and exit.
 
     With `may_miss`, return None if the API answers 404, and with `may_be_forbidden` if it answers
     403. `on_refusal` is called if the API refuses
-    the call, so that it has changed nothing.
+    the call, so that it has changed nothing. `is_for_question` marks the dry run before a question,
+    which controllers of an older version do not have.
     """
     options = options_of(context)
     if method != "GET" and path not in READING_PATHS and not _is_dry(body, query):
@@ -122,7 +124,10 @@ def call(
             return None
         if error.problem is not None and error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
             on_refusal()
-        fail(_reason(options, error), EXIT_REFUSED)
+        reason = _reason(options, error)
+        if is_for_question and OLDER_CONTROLLER in reason:
+            reason += ", or add --yes, which changes without a question and without its dry run"
+        fail(reason, EXIT_REFUSED)
 
 
 def _is_dry(body: Json, query: dict[str, str] | None) -> bool:

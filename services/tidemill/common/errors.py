@@ -15,6 +15,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Final
+
+# In refusals of a call that the controllers do not know yet, such as a dry run.
+OLDER_CONTROLLER: Final = "has an older version without this call"
 
 
 class ServiceError(Exception):

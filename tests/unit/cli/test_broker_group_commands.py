@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.support.scripted_api import ApiAnswer, ApiRequest, scripted_api
+from tests.support.scripted_api import ApiAnswer, ApiRequest, refusal, scripted_api
 from tidemill.cli.app import app
-from tidemill.common.exit_codes import EXIT_PARTIAL, EXIT_PROBLEM, EXIT_USAGE
+from tidemill.common.errors import OLDER_CONTROLLER
+from tidemill.common.exit_codes import EXIT_PARTIAL, EXIT_PROBLEM, EXIT_REFUSED, EXIT_USAGE
 
 REPLICA: dict[str, Any] = {
     "replica": 1,
@@ -40,6 +42,13 @@ PROBLEM = {
     "command": "tidemill group show billing",
     "runbook": "runbooks/LagGrowing.md",
 }
+
+
+class Terminal(io.StringIO):
+    """A standard input that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 class RecordingApi:
@@ -111,6 +120,28 @@ def test_a_dry_run_asks_the_api_for_the_effect(arguments: tuple[str, ...]) -> No
     [(_, path, _)] = api.calls
     assert path.endswith("?dryRun=true")
     assert "would" in ended.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("broker-group", "transfer", "b"),
+        ("broker-group", "transfer", "b", "--unclean", "--to=1", "--reason=r"),
+        ("replica", "drain", "b-1"),
+    ],
+)
+def test_a_question_without_a_dry_run_of_older_controllers_names_yes(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal())
+    older = refusal(f"the controller at c:1 {OLDER_CONTROLLER}; nothing was changed")
+    with scripted_api(lambda _request: older) as address:
+        line = ["--admin", address, *arguments]
+        for options, is_named in (((), True), (("--dry-run",), False)):
+            with pytest.raises(SystemExit) as end:
+                app([*line, *options])
+            assert end.value.code == EXIT_REFUSED
+            assert ("or add --yes" in capsys.readouterr().err) is is_named
 
 
 @pytest.mark.parametrize(

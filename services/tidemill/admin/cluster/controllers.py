@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Final, TypeVar, final
 
 import grpc
 
-from tidemill.common.errors import BrokerGroupNotFound, BrokerGroupUnreachable, Conflict
+from tidemill.common.errors import (
+    OLDER_CONTROLLER,
+    BrokerGroupNotFound,
+    BrokerGroupUnreachable,
+    Conflict,
+)
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2_grpc
 
@@ -137,8 +142,8 @@ class ControllerClients:
                     raise Conflict(details) from None
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     raise Conflict(
-                        f"the controller at {address} has an older version without this call;"
-                        " nothing was changed. Upgrade the controllers first"
+                        f"the controller at {address} {OLDER_CONTROLLER}; nothing was changed."
+                        " Upgrade the controllers first"
                     ) from None
                 reasons.append(f"{address}: {details}")
             else:
