@@ -124,13 +124,14 @@ def reset_group(
         check_is_sure("group reset", is_sure=is_sure)
     if not is_dry and not is_sure:
         planned = call(context, "POST", path, body=body | {"dryRun": True})
-        _say_plan(planned["queues"])
+        _say_plan(planned["queues"], topics)
         words = "topic" if len(topics) == 1 else "topics"
         confirm(f"Move the position of group {name} in {words} {', '.join(topics)}?")
     done = call(context, "POST", path, body=body | {"dryRun": is_dry})
     queues = done["queues"]
     rows = [
-        (q["topic"], q["queueId"], q.get("fromOffset"), q["toOffset"], q["broker"]) for q in queues
+        (_topic_of(q, topics), q["queueId"], q.get("fromOffset"), q["toOffset"], q["broker"])
+        for q in queues
     ]
     columns = ("TOPIC", "QUEUE", "FROM", "WOULD MOVE TO" if is_dry else "MOVED TO", "BROKER")
     first = 0 if len(topics) > 1 else 1
@@ -138,11 +139,16 @@ def reset_group(
     show(context, done, columns[first:last], [row[first:last] for row in rows], items=queues)
 
 
-def _say_plan(queues: list[Json]) -> None:
+def _topic_of(queue: Json, topics: list[str]) -> str:
+    """Return the topic of a queue; an older admin process resets one topic and does not name it."""
+    return str(queue.get("topic", topics[0]))
+
+
+def _say_plan(queues: list[Json], topics: list[str]) -> None:
     is_several = has_several(queues)
     for queue in queues[:QUEUES_SHOWN_MAX]:
         begin = queue.get("fromOffset", "the start offset of the group")
-        where = f"{queue['topic']}, queue {queue['queueId']}"
+        where = f"{_topic_of(queue, topics)}, queue {queue['queueId']}"
         where += f" of {queue['broker']}" if is_several else ""
         typer.echo(f"{where}: from {begin} to {queue['toOffset']}", err=True)
     if len(queues) > QUEUES_SHOWN_MAX:
