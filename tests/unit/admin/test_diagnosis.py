@@ -17,9 +17,10 @@ from tidemill.admin.activity.diagnosis import (
 )
 from tidemill.admin.activity.numbers import GroupState
 from tidemill.admin.json.activity import GroupNumbersView
-from tidemill.admin.json.conflicts import ConflictView, PolledFilterView
+from tidemill.admin.json.conflicts import ConflictView, PolledFilterView, TopicFilterView
 from tidemill.admin.json.consumer_groups import GroupPauseView
 from tidemill.admin.json.deliveries import QueueLockView
+from tidemill.admin.routes.diagnosis import last_poll_ms
 
 NOW_MS = 1_800_000_000_000
 GOOD = GroupNumbersView(
@@ -119,6 +120,15 @@ def test_connected_consumers_that_do_not_poll_are_a_cause() -> None:
     )
     assert "with 2 consumers connected" in found.text
     assert found.command == "tidemill client stack worker-1"
+
+
+def test_the_last_poll_is_unknown_if_no_broker_reports_a_filter() -> None:
+    polled = [
+        TopicFilterView(topic="orders", expression="*", client_id="worker-1", polled_ms=each)
+        for each in (90_000, 70_000)
+    ]
+    assert last_poll_ms(polled) == 70_000
+    assert last_poll_ms([]) is None, "it has started, or is older and reports only conflicts"
 
 
 @pytest.mark.parametrize(

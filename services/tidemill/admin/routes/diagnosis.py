@@ -32,7 +32,6 @@ CONSUMERS_MAX: Final = 1_000
 DELIVERIES_MAX: Final = 1_000  # of each broker group; a consumer may hold more
 ANSWER_S: Final = 2.0  # of the parts that name no cause of their own
 EVERY: Final = "*"  # the filter that matches every message
-FILTER_LIFE_MS: Final = 600_000  # brokers keep a filter for this time after its last poll
 POLLERS: Final = frozenset({v2.PUSH_CONSUMER, v2.SIMPLE_CONSUMER})
 TOPICS_MAX: Final = 20  # topics, those with the oldest messages
 
@@ -93,7 +92,7 @@ async def diagnose_group(
         locks=[each for each in shown.locks if access.allows_topic(READS, each.topic)],
         silent=consumers.silent,
         has_polled=bool(filters or shown.topics),
-        no_poll_ms=None if conflicts.unreachable else _no_poll_ms(filters),
+        no_poll_ms=None if conflicts.unreachable else last_poll_ms(filters),
         pollers=consumers.pollers,
         has_filter=any(each.expression != EVERY for each in filters),
         conflicts=[
@@ -123,9 +122,13 @@ class _Consumers(NamedTuple):
     pollers: list[str]  # ids of push and simple consumers
 
 
-def _no_poll_ms(filters: Iterable[TopicFilterView]) -> int:
-    """Return the time since the last poll; brokers forget a poll after `FILTER_LIFE_MS`."""
-    return min((each.polled_ms for each in filters), default=FILTER_LIFE_MS)
+def last_poll_ms(filters: Iterable[TopicFilterView]) -> int | None:
+    """Return the time since the last poll; None: unknown.
+
+    A broker reports no filter after its start, after ten minutes without a poll, and if its version
+    is older and reports only conflicts.
+    """
+    return min((each.polled_ms for each in filters), default=None)
 
 
 async def _consumers(cluster: Brokers, group: str, owner: int) -> tuple[_Consumers, list[str]]:
