@@ -87,3 +87,11 @@ def test_a_batch_outside_the_limits_is_refused_as_a_whole(http: httpx.Client) ->
         assert refused.status_code == status, refused.text
     assert http.get("/topics/orders/queues/0/messages").json()["maxOffset"] == before
     assert outcomes(http.post(PATH, content=one * 256)) == ["STORED"] * 256
+
+
+def test_a_batch_creates_a_missing_topic_only_with_create(http: httpx.Client) -> None:
+    path, body = "/topics/missing/messages:batch", lines({"body": "one"}, {"body": "two"})
+    refused = http.post(path, content=body)
+    assert outcomes(refused) == ["REFUSED"] * 2
+    assert "REST: create=true" in refused.json()["outcomes"][0]["detail"]
+    assert outcomes(http.post(path, content=body, params={"create": "true"})) == ["STORED"] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any, Final
@@ -43,10 +44,12 @@ class RestApi:
     def ask(self, user: str, operation: str, *, key: str = "", **body: Any) -> httpx.Response:
         """Send a request with a JSON body, and an Idempotency-Key if it is not empty."""
         method, _, path = operation.partition(" ")
-        json = body if method in {"PUT", "POST"} else None
+        document = body if method in {"PUT", "POST"} else None
         auth = (user, SECRET) if user else None
         headers = {"Idempotency-Key": key} if key else {}
-        return self._http.request(method, self._url + path, json=json, auth=auth, headers=headers)
+        return self._http.request(
+            method, self._url + path, json=document, auth=auth, headers=headers
+        )
 
     def passed(self, user: str, operation: str, **body: Any) -> dict[str, Any]:
         """Return the answer to an allowed request."""
@@ -67,6 +70,19 @@ class RestApi:
         answer = self.ask(user, operation, **body)
         assert answer.status_code == HTTPStatus.NOT_FOUND, answer.text
         return answer.text
+
+    def batch_of_one(self, user: str, topic: str, **fields: Any) -> list[dict[str, Any]]:
+        """Return the outcome of a batch of one message, which may create the topic."""
+        answer = self._http.post(
+            f"{self._url}/topics/{topic}/messages:batch?create=true",
+            content=json.dumps(fields).encode(),
+            auth=(user, SECRET),
+            headers={"Content-Type": "application/x-ndjson"},
+        )
+        assert answer.status_code == HTTPStatus.OK, answer.text
+        outcomes = answer.json()["outcomes"]
+        assert isinstance(outcomes, list)
+        return outcomes
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +128,9 @@ def test_a_send_creates_a_topic_only_with_the_right_create(rest: RestApi) -> Non
     assert "there is no topic 'first'" in rest.missing("sender", plain, body="x")
     for fields in ({}, {"messageGroup": "g"}):
         assert "may not Create on Topic:first" in rest.refused("sender", send, body="x", **fields)
+    [line] = rest.batch_of_one("sender", "first", body="x")
+    assert (line["outcome"], line["title"]) == ("REFUSED", "Forbidden")
+    assert "may not Create on Topic:first" in line["detail"]
     rest.passed("root", "PUT /users/sender", entries=[*ALLOW_SEND, *ALLOW_CREATE])
     eventually(lambda: rest.ask("sender", send, body="x").status_code == 200)
 

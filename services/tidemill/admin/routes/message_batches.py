@@ -22,7 +22,7 @@ from tidemill.admin.routes import (
     OwnTopicName,
     SendLimits,
 )
-from tidemill.admin.routes.messages import TOKENS_MAX, has_many_tokens, send_message
+from tidemill.admin.routes.messages import TOKENS_MAX, Creation, has_many_tokens, send_message
 from tidemill.common.errors import INTERNAL, BadRequest, ServiceError, codes_of
 
 router = APIRouter(tags=["messages"])
@@ -60,6 +60,7 @@ async def send_messages(
     composer: MessageComposer,
     author: ChangeAuthor,
     quotas: SendLimits,
+    create: Creation = False,
 ) -> BatchOutcomeView:
     """Send up to 256 messages, 8 MiB in all, in the order of their lines.
 
@@ -86,7 +87,7 @@ async def send_messages(
             outcomes.append(LineOutcomeView(outcome=LineOutcome.NOT_SENT))
             continue
         await asyncio.sleep(0)  # Refused lines have no other await, and take milliseconds each.
-        outcome = await _send(line, topic, cluster, access, composer, author, quotas)
+        outcome = await _send(line, topic, cluster, access, composer, author, quotas, create=create)
         is_stopped = outcome.outcome is LineOutcome.UNKNOWN
         outcomes.append(outcome)
     return BatchOutcomeView(
@@ -102,13 +103,15 @@ async def _send(
     composer: MessageComposer,
     author: ChangeAuthor,
     quotas: SendLimits,
+    *,
+    create: bool,
 ) -> LineOutcomeView:
     """Send the message of a line, as a single send does."""
     try:
         message = _read(line)
         key = message.idempotency_key
         sent = await send_message(
-            topic, message, cluster, access, composer, author, quotas, key, Response()
+            topic, message, cluster, access, composer, author, quotas, key, Response(), create
         )
     except ServiceError as error:
         is_unknown = isinstance(error, UNREACHABLE_ERRORS)
