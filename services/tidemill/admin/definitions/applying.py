@@ -72,7 +72,10 @@ async def apply_changes(
 
 def _ends(problem: CallProblem) -> bool:
     """Whether further calls would be refused, as failed logins of the caller's address."""
-    return problem.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.TOO_MANY_REQUESTS}
+    if problem.status is HTTPStatus.TOO_MANY_REQUESTS:
+        # The title of other ones is the name of an error, such as Overloaded.
+        return problem.title == HTTPStatus.TOO_MANY_REQUESTS.phrase
+    return problem.status is HTTPStatus.UNAUTHORIZED
 
 
 class _Made:
