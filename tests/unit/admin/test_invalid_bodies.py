@@ -24,7 +24,9 @@ MANY = 100_000
 SEND = "/api/v1/topics/orders/messages"
 
 
-def asked(method: str, path: str, body: bytes) -> httpx.Response:
+def asked(
+    method: str, path: str, body: bytes, content_type: str = "application/json"
+) -> httpx.Response:
     async def request() -> httpx.Response:
         # No request reaches a broker.
         app = create_app(object.__new__(Brokers), object.__new__(DemandQueries))
@@ -36,7 +38,7 @@ def asked(method: str, path: str, body: bytes) -> httpx.Response:
         )
         transport = httpx.ASGITransport(door)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            headers = {"Content-Type": "application/json"}
+            headers = {"Content-Type": content_type} if content_type else {}
             return await client.request(method, path, content=body, headers=headers)
 
     return asyncio.run(request())
@@ -97,3 +99,17 @@ def test_only_messages_may_be_large() -> None:
     refused = asked("POST", SEND, body)
     assert refused.status_code == 400
     assert "unknown field 'queues'" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize("content_type", ["", "text/plain", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize("body", [b"{}", b"no json"])
+@pytest.mark.parametrize(
+    "call",
+    ["PUT /topics/orders", "POST /definitions:apply", "POST /definitions:convert?from=RABBITMQ"],
+)
+def test_a_body_of_another_type_is_not_read(call: str, body: bytes, content_type: str) -> None:
+    """A form on a foreign web page can send it."""
+    method, _, path = call.partition(" ")
+    refused = asked(method, f"/api/v1{path}", body, content_type)
+    assert refused.status_code == 415, refused.text
+    assert f"Content-Type {content_type!r} is not JSON" in refused.json()["detail"]

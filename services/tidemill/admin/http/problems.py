@@ -98,14 +98,8 @@ def add_problem_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        content_type = request.headers.get("content-type", "")
         is_body_invalid = any(item["loc"][0] == "body" for item in error.errors())
-        if is_body_invalid and not _JSON.fullmatch(content_type):
-            # Other types are not read, since a form on a foreign web page can send them.
-            detail = (
-                f"Content-Type {content_type[:REASON_CHARS_MAX]!r} is not JSON; send the body with"
-                " the header Content-Type: application/json"
-            )
+        if is_body_invalid and (detail := find_other_type(request)):
             status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
             return problem(status, status.phrase, detail, status * 100)
         errors = error.errors()
@@ -146,6 +140,20 @@ def add_problem_handlers(app: FastAPI) -> None:
             "internal error; see the log of the admin process",
             INTERNAL.rocketmq,
         )
+
+
+def find_other_type(request: Request) -> str:
+    """Return the reason why a body is not read: its type is not JSON. Empty if it is JSON.
+
+    A form on a foreign web page can send other types.
+    """
+    content_type = request.headers.get("content-type", "")
+    if _JSON.fullmatch(content_type):
+        return ""
+    return (
+        f"Content-Type {content_type[:REASON_CHARS_MAX]!r} is not JSON; send the body with the"
+        " header Content-Type: application/json"
+    )
 
 
 def problem(

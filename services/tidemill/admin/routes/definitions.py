@@ -7,7 +7,7 @@ import re
 from http import HTTPStatus
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, Header, HTTPException, Query, Request, Response
 
 from tidemill.admin.cluster.own_operations import OwnOperation, owner_of
 from tidemill.admin.definitions.applying import apply_changes, checked_changes
@@ -18,6 +18,7 @@ from tidemill.admin.definitions.parsing import parse_definitions
 from tidemill.admin.definitions.plan import planned_changes
 from tidemill.admin.http.access import BodyLimit
 from tidemill.admin.http.preconditions import ETAG
+from tidemill.admin.http.problems import find_other_type
 from tidemill.admin.http.rest_calls import RestCalls
 from tidemill.admin.json.definitions import (
     ConversionSource,
@@ -59,7 +60,9 @@ async def get_definitions(cluster: Cluster, items: SecurityItems, access: Access
 
 
 async def file_of(request: Request) -> Definitions:
-    """Return the file of the body. Raises RequestValidationError."""
+    """Return the file of the body. Raises RequestValidationError, and HTTPException for a type."""
+    if reason := find_other_type(request):
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, reason)
     return await parse_definitions(await request.body())
 
 
