@@ -45,7 +45,7 @@ from tidemill.admin.http.identities import IdentityCheck
 from tidemill.admin.http.metrics import AdminMetrics, RequestCounter
 from tidemill.admin.http.service_accounts import rest_service_accounts_of
 from tidemill.admin.messages.quotas import RestSendQuotas, lease_from
-from tidemill.admin.routes.definitions import BODY_LIMIT, DEFINITIONS
+from tidemill.admin.routes.definitions import BODY_LIMITS
 from tidemill.admin.routes.message_batches import BATCH_BYTES_MAX, BATCHES
 from tidemill.admin.routes.messages import MESSAGES
 from tidemill.admin.scaling.demand_queries import DemandQueries
@@ -358,7 +358,7 @@ def with_access_control(
         large={
             MESSAGES: BodyLimit(settings.admin_body_bytes_max),
             BATCHES: BodyLimit(BATCH_BYTES_MAX, "send the lines in several batches"),
-            DEFINITIONS: BODY_LIMIT,
+            **BODY_LIMITS,
         },
         reports=RequestReports(app.state.access_log, app.state.paths),
         identities=identities,

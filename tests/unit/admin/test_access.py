@@ -16,7 +16,7 @@ from tests.support.rest_identities import identities
 from tidemill.admin.http import access
 from tidemill.admin.http.access import OTHER_BODY_BYTES_MAX, AccessControl, BodyLimit
 from tidemill.admin.http.problems import add_problem_handlers
-from tidemill.admin.routes.definitions import BODY_LIMIT, DEFINITIONS
+from tidemill.admin.routes.definitions import BODY_LIMITS
 from tidemill.common.lifecycle import StartError
 from tidemill.common.token_file import TokenFile
 
@@ -302,6 +302,8 @@ def test_a_client_with_a_complete_body_has_no_timeout(monkeypatch: pytest.Monkey
     ("path", "sent_bytes", "expected"),
     [
         ("/api/v1/definitions:apply", 901, "at most 900 bytes are allowed; split the file"),
+        ("/ui/settings-definitions/apply", 901, "are allowed; split the file"),
+        ("/api/v1/definitions:convert", 901, "are allowed; remove the objects"),
         ("/api/v1/read", BODY_BYTES_MAX + 1, "at most 1000 bytes are allowed; raise admin_body_"),
     ],
 )
@@ -309,7 +311,7 @@ def test_a_large_body_has_a_remedy_for_the_limit_that_it_exceeds(
     path: str, sent_bytes: int, expected: str
 ) -> None:
     limits = {
-        DEFINITIONS: BODY_LIMIT._replace(bytes_max=900),
+        **{each: limit._replace(bytes_max=900) for each, limit in BODY_LIMITS.items()},
         re.compile("/api/v1/read"): BodyLimit(BODY_BYTES_MAX * 2),
     }
     refused = ask(guarded(large=limits), "POST", path, content=bytes(sent_bytes))

@@ -36,10 +36,15 @@ from tidemill.common.errors import PreconditionFailed
 router = APIRouter(tags=["definitions"])
 
 # Parsing JSON that consists of commas takes forty times its size.
-BODY_LIMIT: Final = BodyLimit(2 << 20, "split the file, and apply each part without prune")
-DEFINITIONS: Final = re.compile(
-    "/api/v1/definitions:(apply|convert)|/ui/settings-definitions/apply"
-)
+BODY_BYTES_MAX: Final = 2 << 20
+BODY_LIMITS: Final = {
+    re.compile("/api/v1/definitions:apply|/ui/settings-definitions/apply"): BodyLimit(
+        BODY_BYTES_MAX, "split the file, and apply each part without prune"
+    ),
+    re.compile("/api/v1/definitions:convert"): BodyLimit(
+        BODY_BYTES_MAX, "remove the objects that the new cluster does not need"
+    ),
+}
 JSON: Final = "application/json"
 _FILE: Final = {"$ref": "#/components/schemas/Definitions"}
 _CONVERTERS: Final = {
