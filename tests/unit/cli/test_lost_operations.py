@@ -9,7 +9,7 @@ from tests.support.scripted_api import ApiAnswer, scripted_api
 from tidemill.cli.app import app
 
 ID = "admin:1796000000000101"
-REASON = "the admin process that ran it ended"
+REASON = "its admin process has ended, or another admin process runs it"
 LOST = {
     "id": ID,
     "kind": "APPLY_DEFINITIONS",

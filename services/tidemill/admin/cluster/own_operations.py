@@ -133,7 +133,7 @@ class OwnOperations:
         return self._operations.get(id_)
 
     def find_lost(self, id_: str) -> OperationView | None:
-        """Return an operation of an admin process that has ended; None: there is none.
+        """Return an operation of another admin process, which may have ended; None: there is none.
 
         The id has the time of its begin. If that is before the start of this process, another
         process ran it. With several admin processes, the other one may still run it.
@@ -149,7 +149,7 @@ class OwnOperations:
             id=id_,
             kind=KINDS[int(match[2])],
             state=OperationStateView.FAILED,
-            error="the admin process that ran it ended",
+            error="its admin process has ended, or another admin process runs it",
             created_at_ms=created_at_ms,
         )
 

@@ -82,8 +82,8 @@ class OperationView(Schema):
     )
     error: str | None = Field(
         None,
-        description="Why it failed as a whole. If the admin process that ran it has ended, its"
-        " caller, its end and its numbers are unknown and missing.",
+        description="Why it failed as a whole. If its admin process has ended or is another one,"
+        " its caller, its end and its numbers are unknown and missing.",
     )
     by: str | None = BY_IF_KNOWN
     created_at_ms: int = Field(description="When it began (Unix, ms).")
