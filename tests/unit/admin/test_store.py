@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -14,7 +15,10 @@ from tidemill.common.errors import (
     BrokerGroupUnreachable,
     BrokerTimeout,
     BrokerUnreachable,
+    DiskFull,
     KeyOwnerChanged,
+    Overloaded,
+    TooFewInSync,
     TopicNotFound,
 )
 from tidemill.message.dedup_key import owner_of_key
@@ -59,6 +63,17 @@ class Lost(Client):
 
     async def get_topic_status(self, request: pb.GetTopicStatusRequest) -> pb.TopicStatus:
         raise BrokerUnreachable("it is down")
+
+
+class FailingInOrder(Client):
+    """A broker that fails sends with errors that it shares with others."""
+
+    def __init__(self, errors: Iterator[Exception]) -> None:
+        super().__init__()
+        self._errors = errors
+
+    async def store_message(self, _request: pb.StoreMessageRequest) -> pb.StoreMessageReply:
+        raise next(self._errors)
 
 
 class Member(NamedTuple):
@@ -116,6 +131,20 @@ def test_a_broker_that_fails_is_skipped_and_the_last_failure_is_raised() -> None
     assert stored_at(Cluster(lost, Client())) == {"broker-1"}
     with pytest.raises(BrokerTimeout, match=r"broker-\d: no answer; the message may be stored"):
         stored_at(Cluster(lost, lost))
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [DiskFull("full"), TooFewInSync("1 of 2"), Overloaded("512 wait"), TopicNotFound("jobs")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_refusal_does_not_hide_that_an_unreachable_broker_may_have_stored_it(
+    refusal: Exception,
+) -> None:
+    errors = iter([BrokerTimeout("no answer"), refusal])
+    cluster = Cluster(FailingInOrder(errors), FailingInOrder(errors))
+    with pytest.raises(BrokerTimeout, match="no answer; the message may be stored there"):
+        stored_at(cluster, 1)
 
 
 def keyed(**policy: Any) -> pb.TopicConfig:

@@ -112,13 +112,29 @@ async def store(
     # The home rejects an unknown topic. Others may still have a deleted topic.
     targets = [each.member for each in candidates] or [members[0]]
     turn = next(_turns) % len(targets)
-    ordered = [*targets[turn:], *targets[:turn]]
-    for member in ordered[:-1]:
+    return await _store_at_first([*targets[turn:], *targets[:turn]], request)
+
+
+async def _store_at_first(
+    members: Sequence[BrokerGroupClient], request: pb.StoreMessageRequest
+) -> BrokerAnswer[pb.StoreMessageReply]:
+    """Store a message at the first broker group that takes it.
+
+    If none takes it, an unreachable one may have stored it: then its error is raised.
+    """
+    unknown: ServiceError | None = None
+    for tried, member in enumerate(members, 1):
         try:
             return await _store_at(member, request)
-        except TRY_NEXT_ERRORS:
-            continue
-    return await _store_at(ordered[-1], request)
+        except ServiceError as error:
+            if unknown is None and isinstance(error, UNREACHABLE_ERRORS):
+                unknown = error
+            if isinstance(error, TRY_NEXT_ERRORS) and tried < len(members):
+                continue
+            if unknown is None or unknown is error:
+                raise
+            raise unknown from error
+    raise AssertionError("there is at least one broker group")
 
 
 async def _store_keyed(
