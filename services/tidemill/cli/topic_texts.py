@@ -44,18 +44,24 @@ def checks_text(topic: Json) -> str:
 
 
 def is_kept_less(before: Json, topic: Json) -> bool:
-    """Whether a change of the retention may remove messages.
-
-    The default time of a broker is unknown here. It may be shorter than any other.
-    """
-    old, new = before.get("retention", {}), topic.get("retention", {})
-    old_ms, new_ms = old.get("ms"), new.get("ms")
-    if new_ms not in {old_ms, -1} and (None in {old_ms, new_ms} or not 0 < old_ms < new_ms):
+    """Whether a change of the retention may remove messages."""
+    if is_kept_shorter(before, topic):
         return True
+    old, new = before.get("retention", {}), topic.get("retention", {})
     old_bytes, new_bytes = old.get("bytes"), new.get("bytes")  # None: no limit
     if new_bytes is not None and (old_bytes is None or new_bytes < old_bytes):
         return True
     return "acked" in new and "acked" not in old
+
+
+def is_kept_shorter(before: Json, topic: Json) -> bool:
+    """Whether a change of the retention time may remove messages.
+
+    The default time of a broker is unknown here. It may be shorter than any other.
+    """
+    old_ms = before.get("retention", {}).get("ms")
+    new_ms = topic.get("retention", {}).get("ms")
+    return new_ms not in {old_ms, -1} and (None in {old_ms, new_ms} or not 0 < old_ms < new_ms)
 
 
 def retention_text(topic: Json) -> str:

@@ -51,7 +51,13 @@ from tidemill.cli.topic_options import (
     checks_body,
     retention_body,
 )
-from tidemill.cli.topic_texts import change_text, checks_text, is_kept_less, retention_text
+from tidemill.cli.topic_texts import (
+    change_text,
+    checks_text,
+    is_kept_less,
+    is_kept_shorter,
+    retention_text,
+)
 from tidemill.common.clock import SystemClock
 from tidemill.common.prompts import confirm, warn
 from tidemill.common.rest_client import Json
@@ -212,8 +218,11 @@ def _confirm_retention(context: typer.Context, name: str, given: dict[str, Json]
     if before is None or not is_kept_less(before, planned):
         return
     check_is_sure("topic set with a shorter retention", is_sure=False)
-    count = planned.get("expiredMessages")
-    loss = "" if count is None else f" {count} stored messages are older."
+    loss = ""
+    if (count := planned.get("expiredMessages")) is not None:
+        loss = f" {count} stored messages are older."
+    elif is_kept_shorter(before, planned):
+        loss = " The number of older messages is unknown."
     confirm(
         f"Keep messages of topic {name} {retention_text(planned)}, no longer"
         f" {retention_text(before)}?{loss} The broker removes messages beyond it at once."

@@ -224,3 +224,24 @@ def test_a_terminal_shows_how_many_messages_a_shorter_retention_removes(
     assert "7 stored messages are older" in capsys.readouterr().err
     assert "PUT" not in rest.asked
     assert run_on_terminal("y\n", "topic", "set", "orders", "--retention=1d") == 0
+
+
+@pytest.mark.parametrize(
+    ("kept", "is_said"), [({"ms": DAY_MS}, True), ({"ms": 2 * DAY_MS, "bytes": 2}, False)]
+)
+def test_a_terminal_asks_when_the_number_of_expired_messages_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kept: Kept,
+    *,
+    is_said: bool,
+) -> None:
+    before = kept_topic({"ms": 2 * DAY_MS})
+    rest = RestApi(
+        monkeypatch, GET=before, PUT=kept_topic(kept) | {"isNew": False, "before": before}
+    )
+    assert run_on_terminal("n\n", "topic", "set", "orders", "--retention=1d") == 1
+    shown = capsys.readouterr().err
+    assert "Keep messages of topic orders" in shown
+    assert ("The number of older messages is unknown." in shown) is is_said
+    assert "PUT" not in rest.asked

@@ -284,7 +284,8 @@ class TopicPutView(TopicView):
     expired_messages: int | None = Field(
         None,
         description="In a dry run: stored messages that are older than the new `retention.ms`. The"
-        " change removes them. Missing if it does not change, or if a broker group is unreachable.",
+        " change removes them. Missing if it does not change, or if the number is unknown: a broker"
+        " group is unreachable, overloaded or too old.",
     )
 
     is_new: bool = Field(description="Whether this call created it.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
 
@@ -18,7 +18,7 @@ from tidemill.admin.activity.rows import (
 from tidemill.admin.activity.sampler import Reading
 from tidemill.admin.audit.author import DELETE
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import Brokers
+from tidemill.admin.cluster.brokers import UNREACHABLE_ERRORS, Brokers
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.cluster.proxies import list_client_ids
 from tidemill.admin.http.paging import PAGE_SIZE, NameCursor, PageSize, page_of
@@ -57,13 +57,22 @@ from tidemill.admin.routes import (
     TopicName,
 )
 from tidemill.common.clock import SystemClock
-from tidemill.common.errors import BrokerGroupUnreachable, Conflict, TopicNotFound
+from tidemill.common.errors import BrokerGroupUnreachable, Conflict, Overloaded, TopicNotFound
 from tidemill.message.namespaces import check_namespace
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 from tidemill.security.acl import Action, topic_resource
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["topics"])
+
+# Causes of an unknown number of expired messages. Conflict: a broker group is too old to count.
+UNCOUNTED_ERRORS: Final = (
+    *UNREACHABLE_ERRORS,
+    BrokerGroupUnreachable,
+    Conflict,
+    Overloaded,
+    TopicNotFound,
+)
 
 Prefix = Annotated[str, PREFIX]
 TopicSort = Annotated[str | None, sort_query(TOPIC_FIELDS)]
@@ -178,8 +187,8 @@ async def _count_expired(cluster: Brokers, reply: pb.PutTopicReply) -> int | Non
     )
     try:
         found = await cluster.call_all(calls.PURGE_TOPIC, request)
-    except Conflict:
-        return None  # A broker group is too old for the count.
+    except UNCOUNTED_ERRORS:
+        return None
     return None if found.unreachable else sum(one.messages for _, one in found.answers)
 
 
