@@ -19,6 +19,7 @@ from tidemill.admin.app import create_app
 from tidemill.admin.cluster.broker_client import BrokerClient
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.controllers import ControllerClients
+from tidemill.admin.routes import overview
 from tidemill.admin.routes.overview import find_loss
 from tidemill.common.errors import BrokerGroupNotFound, BrokerGroupUnreachable, Conflict
 from tidemill.common.replica_group import ReplicaId
@@ -272,6 +273,38 @@ def test_the_overview_has_a_problem_while_no_controller_answers() -> None:
         [problem] = find_problems([], [], [], controller_loss=loss)
         assert (problem.code, problem.object) == ("ControllerNoLeader", "controllers")
         assert loss in problem.text
+
+    play(scenario)
+
+
+@contextlib.asynccontextmanager
+async def hung_controller() -> AsyncIterator[str]:
+    """Serve connections without an answer, as a stopped process, and yield the address."""
+    ends = asyncio.Event()
+
+    async def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await ends.wait()
+        writer.close()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        yield f"{host}:{port}"
+        ends.set()
+
+
+def test_the_overview_has_a_problem_while_all_controllers_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert overview.CONTROLLERS_S < overview.ANSWER_S, "else the part has no answer"
+
+    async def scenario(world: World) -> None:
+        async with hung_controller() as hung:
+            answered = await find_loss(ControllerClients([hung, world.address]))
+            assert answered == "", "another controller answers"
+            monkeypatch.setattr(overview, "CONTROLLERS_S", 0.1)
+            loss = await find_loss(ControllerClients([hung, hung]))
+            reason = f"{hung}: it has not answered within 0.1 s"
+            assert loss == f"no controller answers: {reason}; {reason}"
 
     play(scenario)
 

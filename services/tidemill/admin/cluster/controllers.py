@@ -6,6 +6,7 @@ a new channel, which uses the current TLS files.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar, final
@@ -45,6 +46,10 @@ async def short_channel(
         channel = grpc.aio.secure_channel(address, credentials.newest, options)
     async with channel:
         yield channel
+
+
+class _NoAnswer(Exception):
+    """A controller does not answer, for a reason."""
 
 
 @final
@@ -132,23 +137,61 @@ class ControllerClients:
         reasons = []
         for address in list(self.addresses):
             try:
-                async with short_channel(address, self._credentials) as channel:
-                    answer = await call(controller_pb2_grpc.ControllerStub(channel))
-            except grpc.aio.AioRpcError as error:
-                details = error.details() or error.code().name
-                if error.code() is grpc.StatusCode.NOT_FOUND:
-                    raise BrokerGroupNotFound(details) from None
-                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                    raise Conflict(details) from None
-                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    raise Conflict(
-                        f"the controller at {address} {OLDER_CONTROLLER}; nothing was changed."
-                        " Upgrade the controllers first"
-                    ) from None
-                reasons.append(f"{address}: {details}")
+                answer = await self._ask(address, call)
+            except _NoAnswer as error:
+                reasons.append(f"{address}: {error}")
             else:
                 # Otherwise each call waits for a controller that hangs, for the whole time-out.
                 self.addresses.remove(address)
                 self.addresses.insert(0, address)
                 return answer
         raise BrokerGroupUnreachable(f"no controller answers: {'; '.join(reasons)}")
+
+    async def _ask(
+        self, address: str, call: Callable[[controller_pb2_grpc.ControllerAsyncStub], Awaitable[A]]
+    ) -> A:
+        """Call one controller. Raises _NoAnswer, BrokerGroupNotFound and Conflict."""
+        try:
+            async with short_channel(address, self._credentials) as channel:
+                return await call(controller_pb2_grpc.ControllerStub(channel))
+        except grpc.aio.AioRpcError as error:
+            details = error.details() or error.code().name
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                raise BrokerGroupNotFound(details) from None
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                raise Conflict(details) from None
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise Conflict(
+                    f"the controller at {address} {OLDER_CONTROLLER}; nothing was changed."
+                    " Upgrade the controllers first"
+                ) from None
+            raise _NoAnswer(details) from None
+
+    async def find_loss(self, timeout_s: float) -> str:
+        """Return why no controller answers a read in time; empty if one does.
+
+        All are asked at once, since one that hangs would delay the next ones.
+        """
+
+        async def ask(address: str) -> str:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._ask(address, lambda stub: stub.GetGroups(wire.GetGroupsRequest()))
+            except TimeoutError:
+                return f"{address}: it has not answered within {timeout_s:g} s"
+            except _NoAnswer as error:
+                return f"{address}: {error}"
+            return ""
+
+        reasons = []
+        asked = [asyncio.ensure_future(ask(address)) for address in self.addresses]
+        try:
+            for answer in asyncio.as_completed(asked):
+                if not (reason := await answer):
+                    return ""
+                reasons.append(reason)
+        finally:
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        return f"no controller answers: {'; '.join(sorted(reasons))}" if reasons else ""

@@ -32,12 +32,13 @@ from tidemill.admin.routes.replicas import All
 from tidemill.admin.routes.storage import get_storage
 from tidemill.admin.routes.timers import list_timers
 from tidemill.admin.routes.topics import list_topics
-from tidemill.common.errors import BrokerGroupUnreachable, ServiceError
+from tidemill.common.errors import ServiceError
 from tidemill.security.acl import Action, Resource, ResourceType
 
 router = APIRouter(tags=["overview"])
 
 ANSWER_S: Final = 2.0  # for all parts together
+CONTROLLERS_S: Final = 1.5  # A hung controller is a problem, not a part without an answer.
 ROWS: Final = 5
 CHANGES: Final = 10
 KIND: Final = AuditKindView.CHANGE
@@ -139,12 +140,7 @@ async def get_overview(
 
 async def find_loss(controllers: ControllerClients) -> str:
     """Return why no controller answers; empty if one does, or if the cluster has none."""
-    if controllers.are_configured:
-        try:
-            await controllers.groups()
-        except BrokerGroupUnreachable as error:
-            return error.message
-    return ""
+    return await controllers.find_loss(CONTROLLERS_S)
 
 
 def _silent(reading: Reading) -> Mapping[str, str]:
