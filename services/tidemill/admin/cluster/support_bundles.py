@@ -8,7 +8,7 @@ import io
 import json
 import secrets
 import tarfile
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple, final
 
 from tidemill.admin.cluster.bundle_names import HiddenNames
@@ -61,6 +61,10 @@ class SupportBundle(NamedTuple):
     made_at_ms: int
 
 
+# Collects the files of a bundle. None: its operation was cancelled.
+CollectFiles = Callable[[], Awaitable[list[BundledFile] | None]]
+
+
 @final
 class SupportBundles:
     """The newest bundles, by the id of their operation."""
@@ -69,18 +73,21 @@ class SupportBundles:
         self._clock = clock
         self._bytes_max = bytes_max
         self._kept: dict[str, SupportBundle] = {}  # the oldest first
-        self._one_by_one = asyncio.Lock()  # Each packing takes the memory of a bundle.
+        self._one_by_one = asyncio.Lock()  # The files of a bundle are in memory from the first on.
 
     def find(self, id_: str) -> SupportBundle | None:
         """Return a bundle that is not older than KEPT_MS."""
         self._forget()
         return self._kept.get(id_)
 
-    async def pack(
-        self, id_: str, files: list[BundledFile], user_id: int, *, is_anonymous: bool
+    async def make(
+        self, id_: str, user_id: int, collect: CollectFiles, *, is_anonymous: bool
     ) -> None:
-        """Pack and keep a bundle, one at a time. Forget older ones for its memory."""
+        """Collect, pack and keep a bundle, one at a time. Forget older ones for its memory."""
         async with self._one_by_one:
+            files = await collect()
+            if files is None:
+                return
             text_bytes = sum(len(each.text) for each in files)
             self._make_room(min(text_bytes, BUNDLE_BYTES_MAX))
             content = await bundle_of(files, is_anonymous=is_anonymous)

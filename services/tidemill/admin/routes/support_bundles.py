@@ -71,17 +71,22 @@ async def make_support_bundle(
     calls = RestCalls(request.app.state.api or request.app, request.scope)
 
     async def work(operation: OwnOperation) -> None:
-        found = await processes.ask_all(pb.ProcessQuestion(read_log=pb.ReadLog()))
-        logs = [(each.value.name, list(each.value.log_lines.lines)) for each in found.answers]
-        files: list[BundledFile] = []
-        async for file in collected_files(calls, logs, SystemClock().wall_ms()):
-            if operation.is_cancelled:
-                return
-            files.append(file)
-            if file.name.startswith(COUNTED):
-                operation.count()
+        async def collect() -> list[BundledFile] | None:
+            found = await processes.ask_all(pb.ProcessQuestion(read_log=pb.ReadLog()))
+            logs = [(each.value.name, list(each.value.log_lines.lines)) for each in found.answers]
+            files: list[BundledFile] = []
+            async for file in collected_files(calls, logs, SystemClock().wall_ms()):
+                if operation.is_cancelled:
+                    return None
+                files.append(file)
+                if file.name.startswith(COUNTED):
+                    operation.count()
+            return files
+
         # A later user of the same name has another id.
-        await bundles.pack(operation.view.id, files, access.user_id, is_anonymous=wanted.anonymize)
+        await bundles.make(
+            operation.view.id, access.user_id, collect, is_anonymous=wanted.anonymize
+        )
 
     begun = operations.start(
         OperationKindView.SUPPORT_BUNDLE,
