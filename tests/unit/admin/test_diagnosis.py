@@ -127,8 +127,9 @@ def test_the_last_poll_is_unknown_if_no_broker_reports_a_filter() -> None:
         TopicFilterView(topic="orders", expression="*", client_id="worker-1", polled_ms=each)
         for each in (90_000, 70_000)
     ]
-    assert last_poll_ms(polled) == 70_000
-    assert last_poll_ms([]) is None, "it has started, or is older and reports only conflicts"
+    assert last_poll_ms(polled, 900_000) == 70_000
+    assert last_poll_ms([], 600_000) is None, "the broker may have started"
+    assert last_poll_ms([], 600_001) == 600_000, "it has forgotten the filters"
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ CONSUMERS_MAX: Final = 1_000
 DELIVERIES_MAX: Final = 1_000  # of each broker group; a consumer may hold more
 ANSWER_S: Final = 2.0  # of the parts that name no cause of their own
 EVERY: Final = "*"  # the filter that matches every message
+FILTER_LIFE_MS: Final = 600_000  # brokers keep a filter for this time after its last poll
 POLLERS: Final = frozenset({v2.PUSH_CONSUMER, v2.SIMPLE_CONSUMER})
 TOPICS_MAX: Final = 20  # topics, those with the oldest messages
 
@@ -84,15 +85,17 @@ async def diagnose_group(
     }
     topics = sorted(oldest, key=lambda topic: oldest[topic])[:TOPICS_MAX]
     filters = topic_filters_of(conflicts)
+    now_ms = SystemClock().wall_ms()
+    oldest_age_ms = now_ms - min(oldest.values(), default=now_ms)
     facts = GroupFacts(
         name=group,
-        now_ms=SystemClock().wall_ms(),
+        now_ms=now_ms,
         pause=render.group_of(progress.answers[0].value.group).paused,
         numbers=numbers,
         locks=[each for each in shown.locks if access.allows_topic(READS, each.topic)],
         silent=consumers.silent,
         has_polled=bool(filters or shown.topics),
-        no_poll_ms=None if conflicts.unreachable else last_poll_ms(filters),
+        no_poll_ms=None if conflicts.unreachable else last_poll_ms(filters, oldest_age_ms),
         pollers=consumers.pollers,
         has_filter=any(each.expression != EVERY for each in filters),
         conflicts=[
@@ -122,13 +125,15 @@ class _Consumers(NamedTuple):
     pollers: list[str]  # ids of push and simple consumers
 
 
-def last_poll_ms(filters: Iterable[TopicFilterView]) -> int | None:
+def last_poll_ms(filters: Iterable[TopicFilterView], oldest_age_ms: int) -> int | None:
     """Return the time since the last poll; None: unknown.
 
     A broker reports no filter after its start, after ten minutes without a poll, and if its version
-    is older and reports only conflicts.
+    is older and reports only conflicts. A message that has waited for longer tells a start from the
+    other two.
     """
-    return min((each.polled_ms for each in filters), default=None)
+    forgotten_ms = FILTER_LIFE_MS if oldest_age_ms > FILTER_LIFE_MS else None
+    return min((each.polled_ms for each in filters), default=forgotten_ms)
 
 
 async def _consumers(cluster: Brokers, group: str, owner: int) -> tuple[_Consumers, list[str]]:
