@@ -401,7 +401,7 @@ def test_an_operation_of_an_ended_admin_process_is_shown(browser: httpx.Client) 
     hour_ago_ms = time.time_ns() // 1_000_000 - 3_600_000
     shown = browser.get(f"/operations/admin:{hour_ago_ms:013}101")
     assert shown.status_code == 200
-    assert "<strong>failed</strong>: the admin process that ran it ended." in shown.text
+    assert "<strong>failed</strong>: its admin process has ended" in shown.text
     assert "<dd>unknown</dd>" in shown.text
 
 
