@@ -78,6 +78,7 @@ def test_a_batch_outside_the_limits_is_refused_as_a_whole(http: httpx.Client) ->
     one = lines({"body": "x"})
     for content, headers, status in (
         (b"", NDJSON, 400),
+        (b"\n\n", NDJSON, 400),
         (one * 257, NDJSON, 400),
         (one, {"Content-Type": "application/json"}, 415),
         (one, {"Content-Type": "text/plain"}, 415),
@@ -85,6 +86,8 @@ def test_a_batch_outside_the_limits_is_refused_as_a_whole(http: httpx.Client) ->
     ):
         refused = http.post(PATH, content=content, headers=headers)
         assert refused.status_code == status, refused.text
+    too_long = http.post(f"/topics/{'x' * 128}/messages:batch", content=one)
+    assert (too_long.status_code, too_long.json()["code"]) == (400, 40_002)
     assert http.get("/topics/orders/queues/0/messages").json()["maxOffset"] == before
     assert outcomes(http.post(PATH, content=one * 256)) == ["STORED"] * 256
 

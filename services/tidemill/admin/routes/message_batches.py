@@ -24,6 +24,7 @@ from tidemill.admin.routes import (
 )
 from tidemill.admin.routes.messages import TOKENS_MAX, Creation, has_many_tokens, send_message
 from tidemill.common.errors import INTERNAL, BadRequest, ServiceError, codes_of
+from tidemill.message.resource_names import check_topic
 
 router = APIRouter(tags=["messages"])
 
@@ -38,6 +39,8 @@ _BODY: Final[dict[str, Any]] = {
         MEDIA_TYPE: {
             "schema": {
                 "type": "string",
+                "minLength": 1,
+                "pattern": "[^\\n]",
                 "description": "One JSON object per line: the fields of a message, and optionally"
                 " `idempotencyKey`, which is the header Idempotency-Key of a single send.",
             },
@@ -75,9 +78,11 @@ async def send_messages(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             f"Content-Type is not {MEDIA_TYPE}; send one JSON object per line with this header",
         )
-    lines = (await request.body()).removesuffix(b"\n").split(b"\n", LINES_MAX)
-    if lines == [b""]:
+    check_topic(topic)  # Otherwise each line would be refused.
+    body = await request.body()
+    if not body.strip(b"\n"):
         raise BadRequest("the body has no line; send one JSON object per line")
+    lines = body.removesuffix(b"\n").split(b"\n", LINES_MAX)
     if len(lines) > LINES_MAX:
         raise BadRequest(f"the body has more than {LINES_MAX} lines; send them in several batches")
     outcomes: list[LineOutcomeView] = []
