@@ -46,8 +46,12 @@ schemathesis.openapi.format("cidr", addresses | networks)
 
 @schemathesis.serializer("application/x-ndjson")
 def serialize_lines(_context: schemathesis.SerializationContext, value: Any) -> bytes:
-    """Return the body of a batch of messages; it is a text, not a document."""
-    return str(value).encode("utf-8", "replace")
+    """Return the body of a batch of messages; it is a text, not a document.
+
+    On the wire, every value is a text. One of another type becomes a body without a line, which the
+    document forbids, too.
+    """
+    return value.encode("utf-8", "replace") if isinstance(value, str) else b"\n"
 
 
 @schemathesis.hook
