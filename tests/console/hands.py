@@ -1,4 +1,4 @@
-"""The ways in which a person works on pages: with a mouse, by keyboard alone, and without script.
+"""Work on pages as a person: with a mouse, by keyboard alone, and without script.
 
 A step is a field, an activation, or a chord of keys. A page may need few of them.
 """
@@ -76,7 +76,7 @@ class Mouse:
 
 
 class WithoutScript(Mouse):
-    """A mouse on pages that show what is new only after a reload."""
+    """A mouse on pages without script, which need a reload for new data."""
 
     def sees(self, text: str) -> None:
         def look() -> bool:

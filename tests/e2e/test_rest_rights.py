@@ -34,7 +34,7 @@ ALLOW_CREATE: Final = [{"resource": "Topic:first", "actions": ["Create"]}]
 
 
 class RestApi:
-    """The REST API of a standalone, as one of its users."""
+    """The REST API of a standalone, called by its users."""
 
     def __init__(self, running: Standalone, http: httpx.Client) -> None:
         self.running = running
@@ -332,7 +332,7 @@ def test_dead_letters_need_the_rights_of_their_group(rest: RestApi) -> None:
 
 
 def recreate(rest: RestApi, user: str) -> None:
-    """Delete a user and create one of the same name and rights, who is another user."""
+    """Delete a user, and create another user with the same name and rights."""
     entries = rest.passed("root", f"GET /users/{user}")["entries"]
     rest.passed("root", f"DELETE /users/{user}")
     rest.passed("root", f"PUT /users/{user}", secret=SECRET, entries=entries)

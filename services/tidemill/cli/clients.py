@@ -196,7 +196,7 @@ def is_unknown_client(context: typer.Context, client_id: str) -> bool:
     except RestRejection as error:
         return error.status == HTTPStatus.NOT_FOUND
     except RestUnreachable:
-        pass  # The next call reports it.
+        return False  # The change itself fails then, with its own error.
     return False
 
 

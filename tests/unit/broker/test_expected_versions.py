@@ -62,7 +62,7 @@ def test_a_change_of_another_version_is_refused(
                 await change(world, pb.ExpectedVersion(id=found.id, version=found.version))
             except RpcError as other:
                 # The topic has no deduplication, and the queue has no lock.
-                assert dict(other.trailers)[ERROR_KEY] == "Conflict"  # noqa: PT017
+                assert dict(other.trailers)[ERROR_KEY] == "Conflict"  # noqa: PT017  # The others raise nothing.
                 assert change in {spread, release}
 
     asyncio.run(main())

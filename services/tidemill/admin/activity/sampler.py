@@ -95,7 +95,8 @@ class ActivitySampler:
             log.info("disks not sampled", reason=_text(error))
             return
         except Exception:
-            log.exception("sample of disks failed")  # As for `sample`.
+            # A defect in one sample must not end the sampler; the log shows it each time.
+            log.exception("sample of disks failed")
             return
         self._disks.forget_unless(frozenset(member.name for member in members))
         for broker, reply in found.answers:
