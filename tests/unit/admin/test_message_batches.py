@@ -95,7 +95,7 @@ def test_a_failed_call_keeps_the_outcomes_of_the_stored_lines(code: grpc.StatusC
 
 @pytest.mark.parametrize("line", [b"\n", b"ab\n"])
 def test_a_batch_with_too_many_lines_is_not_split_into_all_of_them(line: bytes) -> None:
-    body = line * ((1 << 20) // len(line))
+    body = b"first\n" + line * ((1 << 20) // len(line))
 
     async def refused() -> int:
         tracemalloc.start()
