@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from tests.simulation.processes import Proxy
 from tests.support.clients.history import History, Outcome
+from tests.support.plain_calls import answer_of
 from tests.support.worlds.proxy_world import ack_request, message, milliseconds, receive_request
 from tidemill.proxy.server.call import Call
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -44,9 +45,9 @@ class Client:
         """Call a method of a random proxy. Raises CallBroken."""
         proxy = self.random.choice(self._proxies)
         call = self._new_call()
-        handler = proxy.methods.unary[method]
+        encoded = request.SerializeToString()
         answer = await self._run(
-            proxy, proxy.boundary.unary(method, handler, call, request.SerializeToString())
+            proxy, answer_of(proxy.boundary, proxy.methods, method, call, encoded)
         )
         return response.FromString(answer)
 

@@ -33,7 +33,7 @@ from tidemill.proxy.clients.clients import Clients
 from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.polling.shell import PollingShell
-from tidemill.proxy.server.call import Boundary
+from tidemill.proxy.server.boundary import Boundary
 from tidemill.proxy.server.client_lifecycle import ClientLifecycle
 from tidemill.proxy.server.pull_pages import PullPages
 from tidemill.proxy.settings import ProxySettings

@@ -42,7 +42,7 @@ from tidemill.proxy.quotas.home import lease_from
 from tidemill.proxy.quotas.sends import SendQuotas
 from tidemill.proxy.server.access import AccessGate
 from tidemill.proxy.server.access_reports import CallReports
-from tidemill.proxy.server.call import Boundary
+from tidemill.proxy.server.boundary import Boundary
 from tidemill.proxy.server.client_lifecycle import ClientLifecycle
 from tidemill.proxy.server.grpc_server import GrpcServer
 from tidemill.proxy.server.kicks import Kicks

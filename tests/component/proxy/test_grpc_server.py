@@ -268,7 +268,7 @@ def test_malformed_settings_end_the_stream(malformed: v2.Settings) -> None:
 
 def test_no_method_is_served_without_a_client_id() -> None:
     async def scenario(client: Client) -> None:
-        for name in client.world.methods.unary:
+        for name in (*client.world.methods.unary, *client.world.methods.plain):
             answer = await client.world.call(name, b"", service.HeartbeatResponse, headers={})
             assert answer.status.code == v2.CLIENT_ID_REQUIRED, name
         items = await client.world.receive(receive_request(), headers={})

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tests.support.bodies import body_of
+from tests.support.plain_calls import answer_of
 from tests.support.worlds.memory_broker import MemoryBroker
 from tests.support.worlds.proxy_world import (
     HEADERS,
@@ -231,9 +233,8 @@ def test_a_first_message_over_a_quota_creates_no_topic() -> None:
         async def send(*messages: v2.Message) -> list[int]:
             call = Call(HEADERS, peer=lambda: "test", connection="test", time_remaining_s=10)
             request = service.SendMessageRequest(messages=messages).SerializeToString()
-            answer = await world.boundary.unary(
-                "send_message", producer.send_message, call, request
-            )
+            methods = replace(world.methods, plain={"SendMessage": producer.send_message})
+            answer = await answer_of(world.boundary, methods, "SendMessage", call, request)
             return codes(service.SendMessageResponse.FromString(answer))
 
         assert await send(message()) == [v2.TOO_MANY_REQUESTS] * 2

@@ -11,6 +11,7 @@ import pytest
 from google.protobuf.message import Message
 from structlog.testing import capture_logs
 
+from tests.support.plain_calls import answer_of
 from tests.support.worlds.access_world import SECRET, AccessWorld, signed
 from tests.support.worlds.proxy_world import (
     HEADERS,
@@ -146,8 +147,8 @@ class Client:
         )
         encoded, methods = row.request.SerializeToString(), self._world.methods
         boundary, label = self._world.boundary, request_code(name)
-        if name in methods.unary:
-            answer = await boundary.unary(label, methods.unary[name], call, encoded)
+        if name in methods.unary or name in methods.plain:
+            answer = await answer_of(boundary, methods, name, call, encoded, label)
             # The status is the first field of every response, and the only one of this type.
             status = service.NotifyClientTerminationResponse.FromString(answer).status
         elif name in methods.streaming:
@@ -198,7 +199,7 @@ def _short_delay(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_method_has_a_row() -> None:
     async def scenario(world: ProxyWorld) -> None:
         methods = world.methods
-        served = {*methods.unary, *methods.streaming, *methods.bidirectional}
+        served = {*methods.unary, *methods.plain, *methods.streaming, *methods.bidirectional}
         assert {row.method for row in ROWS} == served - set(UNSERVED_UNARY)
 
     run(scenario)

@@ -10,6 +10,7 @@ from typing import TypeVar
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
+from tests.support.plain_calls import answer_of
 from tests.support.worlds.memory_broker import MemoryBroker
 from tidemill.common.clock import SystemClock
 from tidemill.proxy.app import cluster_of, telemetry_of, wire
@@ -18,7 +19,8 @@ from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.quotas.deliveries import DeliveryQuotas
-from tidemill.proxy.server.call import Boundary, Call
+from tidemill.proxy.server.boundary import Boundary
+from tidemill.proxy.server.call import Call
 from tidemill.proxy.server.client_lifecycle import ClientLifecycle
 from tidemill.proxy.server.pull_pages import PullPages
 from tidemill.proxy.settings import ProxySettings
@@ -122,7 +124,7 @@ class ProxyWorld:
         call = Call(
             headers, peer=lambda: "test", connection=connection, time_remaining_s=deadline_s
         )
-        answer = await self.boundary.unary(method, self.methods.unary[method], call, encoded)
+        answer = await answer_of(self.boundary, self.methods, method, call, encoded)
         return response.FromString(answer)
 
     async def send(

@@ -1,6 +1,7 @@
 """The proxy's end of the link: one stream to a broker, which carries the requests of all clients.
 
     broker_link            the interface: the requests that methods send to a broker
+    link_state             whether the broker is up, and the observers of that
     commands               one row per command: how its requests travel, what its replies resolve to
     pending                requests in flight, with their deadlines
     batching               requests that wait for a frame, and the rule for sending one

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable, Collection, Coroutine, Iterable
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, final
 
 import structlog
 
 from tidemill.common.errors import (
-    BY_NAME,
     BrokerTimeout,
     BrokerUnreachable,
-    ServiceError,
     TooFewInSync,
     VersionUnsupported,
-    from_wire,
 )
 from tidemill.common.log import LEVEL
 from tidemill.message.client_key import NO_OWNER, ClientKey
@@ -24,7 +21,8 @@ from tidemill.proxy.link.batching import FrameBatcher
 from tidemill.proxy.link.broker_configuration import BrokerConfiguration
 from tidemill.proxy.link.client_reports import ClientReports, revoked_rights
 from tidemill.proxy.link.commands import ACK, APPEND, CHANGE_INVISIBLE, COMMANDS, NOTIFICATION, POP
-from tidemill.proxy.link.pending import PendingRequests
+from tidemill.proxy.link.link_state import LinkObserver, LinkState
+from tidemill.proxy.link.pending import PendingRequests, error_of
 from tidemill.proxy.link.pops import PopInFlight, PoppedBatch, PopsInFlight
 from tidemill.proxy.link.stream import SILENT_S, LinkStream
 from tidemill.transport.aio.channel import connected
@@ -32,7 +30,7 @@ from tidemill.transport.aio.channel import connected
 if TYPE_CHECKING:
     from tidemill.message.receipt_handle import HandleFields
     from tidemill.proxy.link.commands import Appended, LinkCommand, Request, Result
-    from tidemill.proxy.link.pending import LinkLimits
+    from tidemill.proxy.link.pending import LinkLimits, Waiter
     from tidemill.proxy.metrics import ProxyMetrics
     from tidemill.security.acl import Resource
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -46,27 +44,6 @@ ACK_BYTES = 200  # approximate memory of an ack in flight
 _UNKNOWN = "the broker did not answer in time; the outcome is unknown"
 _NOT_SENT = "the request was not sent in time and has done nothing; retry later"
 _BY_REPLY_FIELD = {command.reply_field: command for command in COMMANDS}
-
-
-class LinkObserver(Protocol):
-    """An observer of the link state."""
-
-    def on_connected(self) -> None:
-        """Handle a new connection, whose configuration has arrived."""
-
-    def on_lost(self) -> None:
-        """Handle the loss of the connection; requests may be sent again."""
-
-    def on_released(self) -> None:
-        """Handle the stop of the process: from now on no poll may wait."""
-
-
-class LinkState(NamedTuple):
-    """The reachability of a broker."""
-
-    word: Literal["up", "silent", "down"]
-    since_s: float  # time in this state; 0 if up
-    reason: str
 
 
 @final
@@ -101,6 +78,7 @@ class BrokerLink:
         self._reports = ClientReports(clients_max=limits.clients_max)
         self.batching = FrameBatcher(self.pending, self._stream.write, self._reports)
         self._pops = PopsInFlight(self.pending, self.batching)
+        self._loop = asyncio.get_running_loop()
         self._observers: list[LinkObserver] = []  # few, added at the start
 
     @property
@@ -155,13 +133,30 @@ class BrokerLink:
         self, command: LinkCommand[Request, Result], request: Request, *, timeout_ms: int
     ) -> Coroutine[None, None, Result]:
         """Send one request, and return the result that the reply of the broker resolves to."""
-        future: asyncio.Future[Result]
-        request.request_id, future = self.pending.begin(command, timeout_ms)
-        row = request.request_id, request
-        if command.may_repeat:
-            self.pending.repeatable[request.request_id] = (row,)
-        self.batching.add(command, row)
+        future: asyncio.Future[Result] = self._loop.create_future()
+        self.ask_for(future, command, request, timeout_ms=timeout_ms)
         return self._reply(request.request_id, future)
+
+    def ask_for(
+        self,
+        waiter: Waiter,
+        command: LinkCommand[Request, Result],
+        request: Request,
+        *,
+        timeout_ms: int,
+    ) -> int:
+        """Do as `ask`, but pass the result to `waiter`; return the id for `withdraw`."""
+        request.request_id = request_id = self.pending.begin_for(waiter, command, timeout_ms)
+        row = request_id, request
+        if command.may_repeat:
+            self.pending.repeatable[request_id] = (row,)
+        self.batching.add(command, row)
+        return request_id
+
+    def withdraw(self, request_id: int) -> None:
+        """Forget a request without a caller; do not send it if that has not happened yet."""
+        self.pending.forget(request_id)
+        self.batching.withdraw({request_id})
 
     def append(
         self,
@@ -180,17 +175,42 @@ class BrokerLink:
         `may_move`: whether to fail at once if the stream is lost; the caller tries another broker.
         `key_version`: of the list with which the dedup key was looked up at its old owner; else 0.
         """
+        future: asyncio.Future[Appended] = self._loop.create_future()
+        request_id = self.append_for(
+            future,
+            topic_id,
+            queue_id,
+            blob,
+            timeout_ms=timeout_ms,
+            may_repeat=may_repeat,
+            may_move=may_move,
+            key_version=key_version,
+        )
+        return self._reply(request_id, future)
+
+    def append_for(
+        self,
+        waiter: Waiter,
+        topic_id: int,
+        queue_id: int,
+        blob: bytes,
+        *,
+        timeout_ms: int,
+        may_repeat: bool,
+        may_move: bool,
+        key_version: int = 0,
+    ) -> int:
+        """Do as `append`, but pass the position to `waiter`; return the id for `withdraw`."""
         if self._why_rejected:
             raise TooFewInSync.of(self.configuration.broker_name, self._why_rejected)
-        future: asyncio.Future[Appended]
-        request_id, future = self.pending.begin(APPEND, timeout_ms, len(blob))
+        request_id = self.pending.begin_for(waiter, APPEND, timeout_ms, len(blob))
         row = request_id, topic_id, queue_id, zlib.crc32(blob), blob, key_version
         if may_move:
             self.pending.movable.add(request_id)
         elif may_repeat:
             self.pending.repeatable[request_id] = (row,)
         self.batching.add(APPEND, row)
-        return self._reply(request_id, future)
+        return request_id
 
     def ack(
         self,
@@ -205,8 +225,24 @@ class BrokerLink:
 
         `owner` is the id of the user, 0 for none.
         """
-        future: asyncio.Future[list[int]]
-        request_id, future = self.pending.begin(ACK, timeout_ms, ACK_BYTES * len(deliveries))
+        future: asyncio.Future[list[int]] = self._loop.create_future()
+        request_id = self.ack_for(
+            future, group_id, topic_id, deliveries, owner=owner, timeout_ms=timeout_ms
+        )
+        return self._reply(request_id, future)
+
+    def ack_for(
+        self,
+        waiter: Waiter,
+        group_id: int,
+        topic_id: int,
+        deliveries: Collection[HandleFields],
+        *,
+        owner: int,
+        timeout_ms: int,
+    ) -> int:
+        """Do as `ack`, but pass the results to `waiter`; return the id for `withdraw`."""
+        request_id = self.pending.begin_for(waiter, ACK, timeout_ms, ACK_BYTES * len(deliveries))
         # All under one id: they travel in one frame, and so do their results.
         rows = [
             (request_id, group_id, topic_id, slot, delivery_id, index, visible_at_ms, owner)
@@ -214,7 +250,7 @@ class BrokerLink:
         ]
         self.pending.repeatable[request_id] = rows
         self.batching.add_all(ACK, rows)
-        return self._reply(request_id, future)
+        return request_id
 
     def pop(
         self, request: link_pb2.PopRequest, *, timeout_ms: int
@@ -241,8 +277,7 @@ class BrokerLink:
             if self._pops.is_in_flight(request_id):
                 self._metrics.messages_returned += self._pops.withdraw(request_id, future)
             else:
-                self.pending.forget(request_id)
-                self.batching.withdraw({request_id})
+                self.withdraw(request_id)
             raise
         finally:
             # An error keeps its frames: the future that keeps the error may not be in one.
@@ -369,7 +404,7 @@ class BrokerLink:
                     self._pops.forget_returns([request_id for request_id, _ in unclaimed])
         for failure in reply.failures:
             self._pops.forget_rejected(failure.request_id)
-            self.pending.fail(failure.request_id, _error_of(failure))
+            self.pending.fail(failure.request_id, error_of(failure))
 
     def _note_rejection(self, why: str) -> None:
         """Refuse messages that were never sent, for as long as the broker can confirm none.
@@ -455,12 +490,3 @@ class BrokerLink:
             for observer in self._observers:
                 observer.on_lost()
         return was_connected
-
-
-def _error_of(failure: link_pb2.Failure) -> ServiceError:
-    # A broker of a newer release may send errors that this proxy does not know.
-    if failure.error not in BY_NAME:
-        return BrokerUnreachable(
-            f"the broker rejected the request: {failure.error}: {failure.message}"
-        )
-    return from_wire(failure.error, failure.message)

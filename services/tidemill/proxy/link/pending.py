@@ -7,15 +7,16 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 from tidemill.common.deadlines import Deadlines
-from tidemill.common.errors import BrokerUnreachable, Overloaded
+from tidemill.common.errors import BY_NAME, BrokerUnreachable, Overloaded, from_wire
 
 if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
     from tidemill.proxy.link.commands import LinkCommand, Row
     from tidemill.proxy.metrics import ProxyMetrics
+    from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +29,27 @@ class LinkLimits:
     clients_max: int  # in reports about clients
 
 
+class Waiter(Protocol):
+    """A future, or the answer to a call without a task, which ends with the request (ADR 0106)."""
+
+    def done(self) -> bool:
+        """Whether it needs no result any more."""
+
+    def cancelled(self) -> bool:
+        """Whether its caller was cancelled."""
+
+    def set_result(self, result: Any, /) -> None:
+        """Take the result."""
+
+    def set_exception(self, exception: Exception, /) -> None:
+        """Take the error."""
+
+
 class PendingRequest(NamedTuple):
     """A request in flight."""
 
     command: LinkCommand[Any, Any]
-    future: asyncio.Future[Any]
+    waiter: Waiter
     started_s: float  # time.monotonic(), since the loop's own clock counts whole milliseconds
     size_bytes: int
     was_sent: bool = False  # on a lost stream; it waits to be sent again
@@ -89,7 +106,14 @@ class PendingRequests:
     def begin(
         self, command: LinkCommand[Any, Any], timeout_ms: int, size_bytes: int = 0
     ) -> tuple[int, asyncio.Future[Any]]:
-        """Begin a request; return its id, and a future of its result.
+        """Begin a request; return its id, and a future of its result. Raises as `begin_for`."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        return self.begin_for(future, command, timeout_ms, size_bytes), future
+
+    def begin_for(
+        self, waiter: Waiter, command: LinkCommand[Any, Any], timeout_ms: int, size_bytes: int = 0
+    ) -> int:
+        """Begin a request; return its id.
 
         Raises Overloaded beyond the limits, which bound the memory of the proxy. Raises
         BrokerUnreachable if there has been no stream for too long.
@@ -104,11 +128,10 @@ class PendingRequests:
                 " retry after a pause"
             )
         self._request_id = request_id = self._request_id + 1
-        future: asyncio.Future[Any] = self._loop.create_future()
         self._deadlines.add(request_id, timeout_ms / 1000)
-        requests[request_id] = PendingRequest(command, future, time.monotonic(), size_bytes)
+        requests[request_id] = PendingRequest(command, waiter, time.monotonic(), size_bytes)
         self.bytes += size_bytes
-        return request_id, future
+        return request_id
 
     @property
     def is_given_up(self) -> bool:
@@ -144,12 +167,12 @@ class PendingRequests:
                 continue
             self.bytes -= request.size_bytes
             observe(label, (now_s - request.started_s) * 1000)
-            if request.future.done():
+            if request.waiter.done():
                 unclaimed.append((request_id, result))
             elif request.was_sent and request.command.when_repeated is not None:
-                request.future.set_result(request.command.when_repeated(result))
+                request.waiter.set_result(request.command.when_repeated(result))
             else:
-                request.future.set_result(result)
+                request.waiter.set_result(result)
         return unclaimed
 
     def fail(self, request_id: int, error: ServiceError, *, result: str = "refused") -> None:
@@ -160,8 +183,8 @@ class PendingRequests:
             self._metrics.observe_backend(
                 self.broker, request.command.name, result, elapsed_s * 1000
             )
-            if not request.future.done():
-                request.future.set_exception(error)
+            if not request.waiter.done():
+                request.waiter.set_exception(error)
 
     def forget(self, request_id: int) -> PendingRequest | None:
         """Remove a request without a result; return it if it was in flight."""
@@ -191,7 +214,7 @@ class PendingRequests:
         for request_id, request in list(self._requests.items()):
             if request_id in unsent:
                 continue
-            if request.future.cancelled():
+            if request.waiter.cancelled():
                 self.forget(request_id)
             elif request_id in self.repeatable:
                 self._requests[request_id] = request._replace(was_sent=True)
@@ -210,3 +233,13 @@ class PendingRequests:
         requests = self._requests
         if expired := [request_id for request_id in request_ids if request_id in requests]:
             self._on_expired(expired)
+
+
+def error_of(failure: link_pb2.Failure) -> ServiceError:
+    """Return the error that a broker has answered."""
+    # A broker of a newer release may send errors that this proxy does not know.
+    if failure.error not in BY_NAME:
+        return BrokerUnreachable(
+            f"the broker rejected the request: {failure.error}: {failure.message}"
+        )
+    return from_wire(failure.error, failure.message)

@@ -91,8 +91,8 @@ class PopsInFlight:
             return
         if not self._batching.withdraw({request_id}) and self._pending.is_open:
             self._cancel(request_id)
-        if not request.future.done():
-            request.future.set_result(link_pb2.PopReply(request_id=request_id))
+        if not request.waiter.done():
+            request.waiter.set_result(link_pb2.PopReply(request_id=request_id))
 
     def stop_notification(self, request_id: int) -> None:
         """Cancel a notification, here and at the broker."""
@@ -123,8 +123,8 @@ class PopsInFlight:
             if request := self._pending.forget(request_id):
                 if request_id not in unsent:
                     self._cancel(request_id)
-                if not request.future.done():
-                    request.future.set_result(link_pb2.PopReply(request_id=request_id))
+                if not request.waiter.done():
+                    request.waiter.set_result(link_pb2.PopReply(request_id=request_id))
 
     def _cancel(self, request_id: int) -> None:
         """Cancel a pop at the broker. Messages that arrive nevertheless are given back."""

@@ -3,9 +3,13 @@
 A method takes a `Call` and the bytes of its request. Nothing on this side of the seam imports a
 gRPC library, so tests call the methods without a server.
 
-    unary       async def send_message(call, request) -> response
+    unary       async def recall_message(call, request) -> response
+    plain       def send_message(call, request) -> None, or a function that returns the response
     streaming   async def receive_message(call, request, responses) -> None
     telemetry   async def telemetry(call, requests, responses) -> None
+
+A plain method answers most calls without a task (ADR 0106): it returns None and calls `respond` or
+`fail` of the call later. It returns a coroutine function if the answer needs a task.
 
 A send returns when its messages are handed over. It raises DisconnectError if the client has
 disconnected. If the client cancels the call, the method is cancelled.
@@ -14,26 +18,29 @@ disconnected. If the client cancels the call, the method is cancelled.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-import structlog
-from google.protobuf.message import DecodeError
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Hashable,
+    Mapping,
+    Sequence,
+)
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from tidemill.common.addresses import host_of_peer
 from tidemill.common.errors import (
-    BadRequest,
     ClientIdRequired,
     InvalidReceiptHandle,
     ServiceError,
     Unauthorized,
     codes_of,
 )
-from tidemill.common.log import LEVEL
 from tidemill.message import limits
 from tidemill.message.client_key import NO_OWNER, ClientKey
 from tidemill.message.resources import ResourceName, resource_name
-from tidemill.proxy.message_codec import encode_delivery_timestamp, encode_status
+from tidemill.proxy.message_codec import encode_status
 from tidemill.proxy.shares import sharer_of
 from tidemill.security.acl import (
     Action,
@@ -45,31 +52,16 @@ from tidemill.security.acl import (
     topic_resource,
 )
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.transport.aio.call import DisconnectError
-from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
-    from tidemill.common.clock import Clock
-    from tidemill.common.slow_calls import SlowCalls
-    from tidemill.proxy.metrics import ProxyMetrics
     from tidemill.proxy.server.access import AccessGate
     from tidemill.proxy.server.gated_call import Caller, StreamWatch
 
-log = structlog.get_logger()
-
 UnaryMethod = Callable[["Call", bytes], Awaitable[bytes]]
+Answer: TypeAlias = Callable[[], Awaitable[bytes]]  # answers a call in a task
+PlainMethod = Callable[["Call", bytes], Answer | None]
 StreamingMethod = Callable[["Call", bytes, "Responses"], Awaitable[None]]
 BidirectionalMethod = Callable[["Call", AsyncIterator[bytes], "Responses"], Awaitable[None]]
-
-_CODE_TEXTS: dict[int, str] = {code: str(code) for code in v2.Code.values()}
-_CODE_NAMES: dict[int, str] = {code: name for name, code in v2.Code.items()}
-# Codes of successful calls. An empty poll is a success.
-_GOOD = frozenset({v2.OK, v2.MESSAGE_NOT_FOUND})
-
-_GO = "GO"  # Its client polls again 20 ms after a refusal.
-
-# Label of each streaming method in the gauge of streams.
-_STREAM_KINDS = {"receive_message": "receive", "pull_message": "pull"}
 
 _SUB = (Action.SUB,)
 
@@ -124,12 +116,41 @@ class Responses(Protocol):
         """Hand over messages, together if possible."""
 
 
+class Reply(Protocol):
+    """The response of a call without a task; `RpcCall` is one."""
+
+    on_cancel: Callable[[], None] | None  # called if the call ends before its response
+
+    def respond(self, response: bytes) -> None:
+        """Answer the call."""
+
+    def answer_in_task(self, answering: Coroutine[Any, Any, bytes]) -> None:
+        """Answer the call in a task."""
+
+
+class PlainBoundary(Protocol):
+    """The end of a call of a plain method; `Boundary` is one."""
+
+    def respond(self, call: Call, response: bytes, /) -> None:
+        """Answer the call."""
+
+    def fail(self, call: Call, error: Exception, /) -> None:
+        """Answer the call with an error."""
+
+    def answer_in_task(self, call: Call, answer: Answer, /) -> None:
+        """Answer the call in a task."""
+
+    def note_cancelled(self, call: Call, /) -> None:
+        """Count the call as cancelled."""
+
+
 class Call:
     """One RPC as its method sees it."""
 
     __slots__ = (
         "_deadline_at",
         "_gate",
+        "boundary",
         "caller",
         "certificate_names",
         "client_id",
@@ -141,6 +162,7 @@ class Call:
         "metadata",
         "method",
         "peer",
+        "reply",
         "response_code",
         "started_at",
         "topic",
@@ -156,9 +178,12 @@ class Call:
         time_remaining_s: float | None,
         gate: AccessGate | None = None,
         certificate_names: Sequence[str] = (),
+        reply: Reply | None = None,
     ) -> None:
-        """Without a `gate`, the call needs no rights."""
+        """Without a `gate`, the call needs no rights. Without a `reply`, a task answers it."""
         self._gate = gate
+        self.reply = reply
+        self.boundary: PlainBoundary | None = None  # of a plain method
         self.caller: Caller | None = None  # the gate's; of the last check
         self.failure: tuple[int, ServiceError] | None = None  # the same
         self.watch: StreamWatch | None = None  # the gate's; of a stream
@@ -301,6 +326,26 @@ class Call:
         """Return the name of a topic or consumer group, and the namespace for the answer."""
         return resource_name(resource, self.namespace)
 
+    def respond(self, response: bytes) -> None:
+        """Answer a call of a plain method."""
+        assert self.boundary is not None, "the boundary begins each call"
+        self.boundary.respond(self, response)
+
+    def fail(self, error: Exception) -> None:
+        """Answer a call of a plain method with an error."""
+        assert self.boundary is not None, "the boundary begins each call"
+        self.boundary.fail(self, error)
+
+    def answer_in_task(self, answer: Answer) -> None:
+        """Answer a call of a plain method, which needs a task after all."""
+        assert self.boundary is not None, "the boundary begins each call"
+        self.boundary.answer_in_task(self, answer)
+
+    def cancel(self) -> None:
+        """Note that a call of a plain method has no client any more."""
+        assert self.boundary is not None, "the boundary begins each call"
+        self.boundary.note_cancelled(self)
+
     def time_remaining_ms(self) -> int | None:
         """Return the time until the client's deadline; None without a deadline."""
         if self._deadline_at is None:
@@ -326,162 +371,3 @@ def status_of(error: ServiceError) -> CallStatus:
         # Applications written for the reference server search the text for this name.
         message = f"INVALID_RECEIPT_HANDLE: {message}"
     return CallStatus(v2.Code.ValueType(codes_of(error).rocketmq), message)
-
-
-class Boundary:
-    """The error boundary of the process: an error becomes the status of a response.
-
-    Unexpected errors are also logged. The boundary rejects calls without a client id. It measures
-    every call except telemetry, which lasts as long as its client.
-    """
-
-    def __init__(
-        self, metrics: ProxyMetrics, clock: Clock, slow_calls: SlowCalls | None = None
-    ) -> None:
-        """Keep the slow calls in `slow_calls`; None: keep none."""
-        self._metrics = metrics
-        self._clock = clock
-        self._slow_calls = slow_calls
-        self._slow_ms = float("inf") if slow_calls is None else slow_calls.slow_call_ms
-
-    async def unary(self, name: str, method: UnaryMethod, call: Call, request: bytes) -> bytes:
-        """Answer a call that has one response."""
-        result, call.method = "cancelled", name
-        try:
-            if call.has_unknown_key():
-                await call.read_unknown_key()
-            call.check()
-            answering = method(call, request)
-            # The method alone decides how long the bytes stay in memory.
-            del request
-            response = await answering
-            result = "success" if call.response_code in _GOOD else "process_request_failed"
-        except (RpcError, DisconnectError):
-            result = "process_request_failed"
-            raise
-        except Exception as error:  # noqa: BLE001 - the process's error boundary
-            result = "process_request_failed"
-            response = self._status(name, call, error).encode()
-            await call.delay_refusal(error)
-        finally:
-            self._observe(name, call, result)
-        return response
-
-    async def streaming(
-        self, name: str, method: StreamingMethod, call: Call, request: bytes, responses: Responses
-    ) -> None:
-        """Answer a receive or a pull: a stream of responses that begins with a status.
-
-        The method sends its status itself. If it fails before, the boundary sends the status. A
-        receive always ends with a delivery timestamp.
-        """
-        result, kind, call.method = "cancelled", _STREAM_KINDS[name], name
-        self._metrics.streams[kind] += 1
-        try:
-            try:
-                if call.has_unknown_key():
-                    await call.read_unknown_key()
-                call.check()
-                answering = method(call, request, responses)
-                del request
-                await call.watched(answering)
-            except (RpcError, DisconnectError):
-                raise
-            except Exception as error:  # noqa: BLE001 - the process's error boundary
-                answer = [self._status(name, call, error).encode()]
-                await call.delay_refusal(error, repeats=call.language == _GO)
-                if kind == "receive":
-                    answer.append(encode_delivery_timestamp(self._clock.wall_ms()))
-                await responses.send_all(answer)
-            result = "success" if call.response_code in _GOOD else "process_request_failed"
-        except RpcError:
-            result = "process_request_failed"
-            raise
-        except DisconnectError:
-            result = "write_channel_failed"
-            raise
-        finally:
-            self._metrics.streams[kind] -= 1
-            self._observe(name, call, result)
-
-    async def bidirectional(
-        self,
-        name: str,
-        method: BidirectionalMethod,
-        call: Call,
-        requests: AsyncIterator[bytes],
-        responses: Responses,
-    ) -> None:
-        """Serve a stream in both directions; end it with INTERNAL after an unexpected error."""
-        self._metrics.streams["telemetry"] += 1
-        call.method = name
-        try:
-            if call.has_unknown_key():
-                await call.read_unknown_key()
-            call.check()
-            await call.watched(method(call, requests, responses))
-        except RpcError as error:
-            # The filter in the settings of a client.
-            self._metrics.note_rejection(error.__cause__)
-            raise
-        except DisconnectError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the process's error boundary
-            outcome = self._status(name, call, error)
-            if outcome.code == v2.INTERNAL_SERVER_ERROR:
-                raise RpcError(RpcCode.INTERNAL, outcome.message) from None
-            await call.delay_refusal(error, repeats=True)
-            await responses.send(outcome.encode())
-        finally:
-            self._metrics.streams["telemetry"] -= 1
-
-    def _status(self, name: str, call: Call, error: Exception) -> CallStatus:
-        if isinstance(error, DecodeError):
-            error = BadRequest("the request is not a protobuf message of this method")
-        if isinstance(error, ServiceError):
-            status = status_of(error)
-            self._metrics.note_rejection(error)
-        else:
-            log.error("call failed unexpectedly", method=name, peer=call.peer(), exc_info=error)
-            status = CallStatus(
-                v2.INTERNAL_SERVER_ERROR, "internal error; see the log of the proxy"
-            )
-        call.response_code = status.code
-        return status
-
-    def _observe(self, name: str, call: Call, result: str) -> None:
-        took_ms = (time.monotonic() - call.started_at) * 1000
-        code = _CODE_TEXTS.get(call.response_code) or str(call.response_code)
-        self._metrics.rpcs.observe(
-            ("grpc", name, code, result, call.is_long_polling, call.is_short_polling_hit), took_ms
-        )
-        if took_ms >= self._slow_ms and name not in _STREAM_KINDS:
-            self._note_slow(name, call, took_ms)
-        if LEVEL.is_debug:
-            self._log(name, call, result)
-
-    def _note_slow(self, name: str, call: Call, took_ms: float) -> None:
-        """Keep a slow call. Streams of responses wait for messages, so they are never slow."""
-        if self._slow_calls is not None:
-            self._slow_calls.note(
-                name,
-                took_ms,
-                topic=call.topic,
-                group=call.group,
-                client_id=call.client_id[:CLIENT_ID_LOGGED_CHARS_MAX],
-                code=_CODE_NAMES.get(call.response_code, str(call.response_code)),
-            )
-
-    def _log(self, name: str, call: Call, result: str) -> None:
-        """Log a finished call."""
-        log.debug(
-            "call",
-            method=name,
-            client=call.client_id[:CLIENT_ID_LOGGED_CHARS_MAX],
-            topic=call.topic,
-            group=call.group,
-            code=call.response_code,
-            result=result,
-            took_ms=round((time.monotonic() - call.started_at) * 1000, 3),
-            peer=call.peer(),
-        )

@@ -9,19 +9,21 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Coroutine,
     Hashable,
     Iterator,
     Mapping,
     Sequence,
 )
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidemill.common.errors import BadRequest, MessageBodyTooLarge, Overloaded, ServiceError
 from tidemill.message import limits
 from tidemill.proxy.link.batching import FRAMES_MAX
 from tidemill.proxy.link.commands import FRAME_BYTES
 from tidemill.proxy.metrics import request_code
-from tidemill.proxy.server.call import Boundary, Call, status_of
+from tidemill.proxy.server.boundary import Boundary
+from tidemill.proxy.server.call import Call, status_of
 from tidemill.proxy.server.methods import SERVICE, Methods
 from tidemill.proxy.server.metrics_receiver import EXPORT, MetricsReceiver
 from tidemill.proxy.server.pipeline_source import SERVICE as PIPELINE_SERVICE
@@ -141,6 +143,7 @@ class GrpcServer:
         methods = self._methods
         served = {
             **{name: self._unary(name) for name in methods.unary},
+            **{name: self._plain(name) for name in methods.plain},
             **{name: self._streaming(name) for name in methods.streaming},
             **{name: self._bidirectional(name) for name in methods.bidirectional},
         }
@@ -169,7 +172,7 @@ class GrpcServer:
         )
 
     def _export(self, receiver: MetricsReceiver) -> RpcMethod:
-        def handle(rpc: RpcCall, request: bytes) -> Awaitable[bytes]:
+        def handle(rpc: RpcCall, request: bytes) -> Coroutine[Any, Any, bytes]:
             return receiver.export(self._call(rpc), request)
 
         # Rejections are gRPC statuses, because the responses have no status field.
@@ -178,8 +181,18 @@ class GrpcServer:
     def _unary(self, name: str) -> RpcMethod:
         method, code, answer = self._methods.unary[name], request_code(name), self._boundary.unary
 
-        def handle(rpc: RpcCall, request: bytes) -> Awaitable[bytes]:
+        def handle(rpc: RpcCall, request: bytes) -> Coroutine[Any, Any, bytes]:
             return answer(code, method, self._call(rpc), request)
+
+        return unary(handle, _policy_of(name))
+
+    def _plain(self, name: str) -> RpcMethod:
+        method, code, begin = self._methods.plain[name], request_code(name), self._boundary.begin
+
+        def handle(rpc: RpcCall, request: bytes) -> Coroutine[Any, Any, bytes] | None:
+            call = self._call(rpc)
+            call.reply = rpc
+            return begin(code, method, call, request)
 
         return unary(handle, _policy_of(name))
 

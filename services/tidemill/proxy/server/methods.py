@@ -10,7 +10,13 @@ from tidemill.common.errors import NotBuilt
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tidemill.proxy.server.call import BidirectionalMethod, Call, StreamingMethod, UnaryMethod
+    from tidemill.proxy.server.call import (
+        BidirectionalMethod,
+        Call,
+        PlainMethod,
+        StreamingMethod,
+        UnaryMethod,
+    )
     from tidemill.proxy.server.client_lifecycle import ClientLifecycle
     from tidemill.proxy.server.producer import Producer
     from tidemill.proxy.server.puller import Puller
@@ -30,6 +36,7 @@ class Methods:
     """All served methods by name."""
 
     unary: Mapping[str, UnaryMethod]
+    plain: Mapping[str, PlainMethod]
     streaming: Mapping[str, StreamingMethod]
     bidirectional: Mapping[str, BidirectionalMethod]
 
@@ -49,18 +56,20 @@ def methods(
         unary={
             "QueryRoute": routes.query_route,
             "Heartbeat": client_life.heartbeat,
-            "SendMessage": producer.send_message,
             "RecallMessage": producer.recall_message,
-            "EndTransaction": producer.end_transaction,
+            "EndTransaction": producer.transactions.end_transaction,
             "QueryAssignment": routes.query_assignment,
-            "AckMessage": settler.ack_message,
             "ForwardMessageToDeadLetterQueue": settler.forward_to_dead_letter_queue,
             "NotifyClientTermination": client_life.notify_client_termination,
-            "ChangeInvisibleDuration": settler.change_invisible_duration,
             "QueryOffset": puller.query_offset,
             "GetOffset": puller.get_offset,
             "UpdateOffset": puller.update_offset,
             **{name: _unserved(reason) for name, reason in UNSERVED_UNARY.items()},
+        },
+        plain={
+            "SendMessage": producer.send_message,
+            "AckMessage": settler.ack_message,
+            "ChangeInvisibleDuration": settler.change_invisible_duration,
         },
         streaming={"ReceiveMessage": receiver.receive_message, "PullMessage": puller.pull_message},
         bidirectional={"Telemetry": telemetry.telemetry},

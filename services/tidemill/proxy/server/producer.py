@@ -1,45 +1,50 @@
-"""SendMessage, RecallMessage and EndTransaction: the methods of producers."""
+"""SendMessage and RecallMessage: the methods of producers."""
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
-from zlib import crc32
 
 from tidemill.common.errors import (
     BadRequest,
     BrokerTimeout,
     BrokerUnreachable,
     Forbidden,
-    InvalidTransactionId,
     MessageCorrupted,
     MessageNotFound,
     Overloaded,
     ServiceError,
-    TransactionNotFound,
     UnavailableError,
 )
 from tidemill.message import limits
 from tidemill.message.encoding import encode_stored
 from tidemill.message.outline import check_send
-from tidemill.message.recall_handle import RecallFields
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, check_topic
 from tidemill.message.rules import (
     accepted_types,
     check_item,
     check_message,
-    check_message_id,
     check_type,
     first_check_ms,
     message_type,
     type_for_topic,
 )
 from tidemill.proxy.cluster.dedup_keys import dedup_key_of
-from tidemill.proxy.cluster.linked_group import open_recall, open_transaction
-from tidemill.proxy.link.commands import CANCEL_TIMER, END_TRANSACTION, HALF
+from tidemill.proxy.cluster.linked_group import open_recall
+from tidemill.proxy.link.commands import CANCEL_TIMER
 from tidemill.proxy.server.call import CallStatus, status_of
-from tidemill.proxy.server.keyed_sends import KeyedRequest, KeyedSends
-from tidemill.proxy.server.send_results import OK, encode_entry, encode_repeat, encode_response
+from tidemill.proxy.server.keyed_sends import KeyedSends
+from tidemill.proxy.server.link_answers import SendAnswer
+from tidemill.proxy.server.send_results import (
+    OK,
+    MessageSend,
+    Outcome,
+    encode_entry,
+    encode_response,
+    encode_stored_entry,
+)
+from tidemill.proxy.server.transactions import ProducerTransactions
 from tidemill.security.acl import Action
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -53,28 +58,9 @@ if TYPE_CHECKING:
     from tidemill.proxy.cluster.cluster import BrokerCluster, LinkedGroup, SendTarget
     from tidemill.proxy.link.commands import Appended
     from tidemill.proxy.quotas.sends import SendQuotas
-    from tidemill.proxy.server.call import Call
+    from tidemill.proxy.server.call import Answer, Call
 
 _ENCODINGS = frozenset({v2.ENCODING_UNSPECIFIED, v2.IDENTITY, v2.GZIP})
-_RESOLUTIONS = {v2.COMMIT: link_pb2.RESOLUTION_COMMIT, v2.ROLLBACK: link_pb2.RESOLUTION_ROLLBACK}
-
-
-# The outcome of one message: its status, and its encoded SendResultEntry. A plain tuple, since
-# every send makes one.
-Outcome: TypeAlias = tuple[CallStatus, bytes]
-
-
-class _Send(NamedTuple):
-    """One message to store, its target, and whether it may be repeated."""
-
-    message_id: str
-    message_group: str
-    blob: bytes
-    target: SendTarget
-    may_repeat: bool  # whether to send it again to a broker that may have stored it
-    is_delayed: bool
-    key: bytes | None = None  # dedup key: its owner stores the message, and once
-    first_check_ms: int | None = None  # of a half message; 0: the policy of the topic decides
 
 
 # What a quota counts of a message: its bytes, its message group, and whether it is delayed.
@@ -107,20 +93,68 @@ class Producer:
         Without `quotas`, sends have none.
         """
         self._quotas = quotas
-        self._publishers = publishers
         self._cluster = cluster
         self._item_bytes_max = item_bytes_max
         self._clock = clock
         self._keyed = KeyedSends(cluster, clock)
+        self.transactions = ProducerTransactions(cluster, publishers, self._keyed)
 
-    def send_message(self, call: Call, request: bytes) -> Awaitable[bytes]:
+    def send_message(self, call: Call, request: bytes) -> Answer | None:
         """Store the messages of a request; OK means that they are durable.
 
-        If one message is invalid, the whole request is rejected and nothing of it is stored.
+        If one message is invalid, the whole request is rejected and nothing of it is stored. A send
+        of one message to a known topic without quotas, transactions and dedup keys needs no task.
         """
         check_send(request)
         # A list: to iterate over the messages of a request costs more.
-        return self._send(call, service.SendMessageRequest.FromString(request).messages[:])
+        messages = service.SendMessageRequest.FromString(request).messages[:]
+        in_task = partial(self._send, call, messages)
+        has_quotas = self._quotas is not None and self._quotas.is_active
+        if call.reply is None or len(messages) != 1 or has_quotas:
+            return in_task
+        try:
+            call.topic = name = call.name_of(messages[0].topic)
+            call.require_topic(name, Action.PUB)
+            topic = self._cluster.known_topic(name)
+            if topic is None or topic.is_system or topic.HasField("dedup"):
+                return in_task
+            send = self._prepare(topic, messages[0], self._clock.wall_ms())
+        except ServiceError as error:
+            call.respond(_rejection(call, messages, status_of(error)))
+            return None
+        if not send.target.topic_id or send.first_check_ms is not None:
+            return in_task
+        self._append(call, topic, send)
+        return None
+
+    def _append(self, call: Call, topic: link_pb2.TopicConfig, send: MessageSend) -> None:
+        """Append a message to the link of its target; the reply of the broker ends the call."""
+        target = send.target
+        elsewhere = partial(self._send_elsewhere, call, topic, send) if target.may_move else None
+        answer = SendAnswer(call, topic.name, send.message_id, target, elsewhere)
+        try:
+            timeout_ms = self._cluster.timeout_ms(call)
+            request_id = target.broker.link.append_for(
+                answer,
+                target.topic_id,
+                target.queue_id,
+                send.blob,
+                timeout_ms=timeout_ms // 2 if target.may_move else timeout_ms,
+                may_repeat=send.may_repeat,
+                may_move=target.may_move,
+            )
+        except ServiceError as error:
+            answer.set_exception(error)
+        else:
+            answer.wait(request_id)
+
+    async def _send_elsewhere(
+        self, call: Call, topic: link_pb2.TopicConfig, send: MessageSend, error: UnavailableError
+    ) -> bytes:
+        """Send a message to other broker groups after its target has failed."""
+        storing = self._store_anywhere(call, topic, send.target, send.blob, failure=error)
+        status, entry = await _outcome(topic.name, send.message_id, storing)
+        return encode_response(call, status, entry)
 
     async def recall_message(self, call: Call, request: bytes) -> bytes:
         """Cancel a delayed message; OK means that it will never be delivered."""
@@ -230,7 +264,9 @@ class Producer:
         check_item(blob, self._item_bytes_max)
         return blob
 
-    def _prepare(self, topic: link_pb2.TopicConfig, message: v2.Message, now_ms: int) -> _Send:
+    def _prepare(
+        self, topic: link_pb2.TopicConfig, message: v2.Message, now_ms: int
+    ) -> MessageSend:
         """Check and encode a message, and choose its target."""
         properties = message.system_properties
         blob = self._encode(topic, message, now_ms)
@@ -248,27 +284,29 @@ class Producer:
         if properties.message_type == v2.TRANSACTION:
             # It has one transaction id, so it is stored at one broker group, and once.
             target, check_ms = target._replace(may_move=False), first_check_ms(properties)
-            return _Send(
+            return MessageSend(
                 properties.message_id, message_group, blob, target, False, is_delayed, key, check_ms
             )
         if key is not None:
             # The broker answers a repeat as the first time. In mode REPLACE a repeat might undo a
             # later send, or be stored after its timer has fired.
             may_repeat = topic.dedup.mode != link_pb2.DEDUP_MODE_REPLACE
-            return _Send(
+            return MessageSend(
                 properties.message_id, message_group, blob, target, may_repeat, is_delayed, key
             )
         # A broker looks for a repeated message in the log, and not among its timers: a second
         # timer would be one that no recall handle cancels.
-        return _Send(properties.message_id, message_group, blob, target, not is_delayed, is_delayed)
+        return MessageSend(
+            properties.message_id, message_group, blob, target, not is_delayed, is_delayed
+        )
 
-    async def _wait_for_topic(self, call: Call, name: str, send: _Send) -> _Send:
+    async def _wait_for_topic(self, call: Call, name: str, send: MessageSend) -> MessageSend:
         """Wait until the broker group of a message group knows the topic."""
         topic_id = await self._cluster.topic_id_at(send.target.broker, name, call)
         return send._replace(target=send.target._replace(topic_id=topic_id))
 
     async def _store_all(
-        self, call: Call, topic: link_pb2.TopicConfig, sends: list[_Send]
+        self, call: Call, topic: link_pb2.TopicConfig, sends: list[MessageSend]
     ) -> bytes:
         """Store several messages at the same time."""
         rejected_groups: set[str] = set()
@@ -285,14 +323,14 @@ class Producer:
         return encode_response(call, _overall_status(statuses), *entries)
 
     async def _store(
-        self, call: Call, topic: link_pb2.TopicConfig, send: _Send, rejected_groups: set[str]
+        self, call: Call, topic: link_pb2.TopicConfig, send: MessageSend, rejected_groups: set[str]
     ) -> Outcome:
         """Store one message. The first step, up to the first wait, appends it to the link.
 
         `rejected_groups` are the message groups of this request with a rejected message.
         """
         if send.first_check_ms is not None:
-            return await self._store_half(call, topic, send)
+            return await self.transactions.store_half(call, topic, send)
         message_id, message_group, blob, target, may_repeat, _, key, _ = send
         del send
         try:
@@ -301,13 +339,13 @@ class Producer:
                 raise Overloaded("an earlier message of this message group was rejected; retry")
             broker, topic_id, queue_id, may_move, _ = target
             if may_move:
-                stored = await self._store_anywhere(call, topic, target, blob)
-                broker, (queue_offset, due_at_ms, repeat), may_be_elsewhere = stored
-            elif key is not None and not message_group:
-                broker, (queue_offset, due_at_ms, repeat) = await self._keyed.append(
+                storing = self._store_anywhere(call, topic, target, blob)
+                del blob
+                return await _outcome(topic.name, message_id, storing)
+            if key is not None and not message_group:
+                broker, appended = await self._keyed.append(
                     call, topic, target, blob, may_repeat=may_repeat
                 )
-                may_be_elsewhere = False
             else:
                 appending = broker.link.append(
                     topic_id,
@@ -317,117 +355,55 @@ class Producer:
                     may_repeat=may_repeat,
                 )
                 del blob
-                (queue_offset, due_at_ms, repeat), may_be_elsewhere = await appending, False
+                appended = await appending
         except ServiceError as error:
             if message_group:
                 rejected_groups.add(message_group)
             status = status_of(error)
             return status, encode_entry(status, message_id)
-        if repeat is not None:
-            return OK, encode_repeat(
-                broker, topic.name, repeat, queue_offset, due_at_ms, message_id
-            )
-        if not due_at_ms:
-            return OK, encode_entry(OK, message_id, queue_offset)
-        handle = ""
-        if not may_be_elsewhere:
-            # A handle names one timer. A second timer at another broker group would still fire.
-            fields = RecallFields(queue_offset, due_at_ms, message_id)
-            handle = broker.recall_signer.sign(topic.name, fields)
-        return OK, encode_entry(OK, message_id, recall_handle=handle)
-
-    async def _store_half(self, call: Call, topic: link_pb2.TopicConfig, send: _Send) -> Outcome:
-        """Store one half message at the broker group of its target."""
-        half = link_pb2.HalfRequest(
-            crc=crc32(send.blob),
-            blob=send.blob,
-            first_check_ms=send.first_check_ms or 0,
-            client_id=call.client.client_id,
-            owner=call.client.owner,
-        )
-
-        def put(at: SendTarget, key_version: int, timeout_ms: int) -> Awaitable[link_pb2.HalfReply]:
-            at.broker.check_serves_transactions()
-            half.topic_id, half.queue_id, half.key_version = at.topic_id, at.queue_id, key_version
-            return at.broker.link.ask(HALF, half, timeout_ms=timeout_ms)
-
-        def repeated(found: link_pb2.KeyLookupReply) -> link_pb2.HalfReply:
-            return link_pb2.HalfReply(repeat=found.repeat)
-
-        broker = send.target.broker
-        try:
-            if send.key is not None and not send.message_group:
-                message = KeyedRequest(send.blob, put, repeated)
-                broker, reply = await self._keyed.store(call, topic, send.target, message)
-            else:
-                reply = await put(send.target, 0, self._cluster.timeout_ms(call))
-        except ServiceError as error:
-            status = status_of(error)
-            return status, encode_entry(status, send.message_id)
-        self._publishers.note_sent(call.client, topic.name)
-        if reply.HasField("repeat"):
-            return OK, encode_repeat(broker, topic.name, reply.repeat, 0, 0, send.message_id)
-        transaction_id = broker.transaction_signer.sign(reply.half_id, topic.name, send.message_id)
-        return OK, encode_entry(OK, send.message_id, transaction_id=transaction_id)
-
-    async def end_transaction(self, call: Call, request: bytes) -> bytes:
-        """Commit a half message or roll it back; OK means that the decision is durable."""
-        ending = service.EndTransactionRequest.FromString(request)
-        name = call.name_of(ending.topic)
-        call.require_topic(name, Action.PUB)
-        check_message_id(ending.message_id)
-        limits.TRANSACTION_ID.check_text(ending.transaction_id)
-        if not ending.transaction_id.strip():
-            raise InvalidTransactionId("the transaction id is blank")
-        topic = self._cluster.find_topic(name)
-        broker, half_id = open_transaction(
-            self._cluster.brokers, ending.transaction_id, topic.name, ending.message_id
-        )
-        own_topic = broker.find_topic(topic)
-        if own_topic is None:
-            raise TransactionNotFound("the topic of the transaction was deleted")
-        resolution = _RESOLUTIONS.get(ending.resolution, link_pb2.RESOLUTION_UNSPECIFIED)
-        await broker.link.ask(
-            END_TRANSACTION,
-            link_pb2.EndTransactionRequest(
-                half_id=half_id, topic_id=own_topic.id, resolution=resolution
-            ),
-            timeout_ms=self._cluster.timeout_ms(call),
-        )
-        status = v2.Status(code=v2.OK, message="OK")
-        return service.EndTransactionResponse(status=status).SerializeToString()
+        return OK, encode_stored_entry(broker, topic.name, message_id, appended)
 
     async def _store_anywhere(
-        self, call: Call, topic: link_pb2.TopicConfig, target: SendTarget, blob: bytes
+        self,
+        call: Call,
+        topic: link_pb2.TopicConfig,
+        target: SendTarget,
+        blob: bytes,
+        *,
+        failure: UnavailableError | None = None,
     ) -> _Stored:
         """Store a message at one broker group. If that fails, try the others within the deadline.
 
-        A broker that does not reply may have stored the message. The message is then stored twice;
-        the alternative is a producer that waits for a broker that hangs.
+        `failure` is that of `target`, if it was tried already. A broker that does not reply may
+        have stored the message. The message is then stored twice; the alternative is a producer
+        that waits for a broker that hangs.
         """
         now_ms = self._clock.monotonic_ms
         end_ms = now_ms() + self._cluster.timeout_ms(call)
         tried: list[LinkedGroup] = []
         unknown: UnavailableError | None = None
         while True:
-            remaining_ms = max(end_ms - now_ms(), 0)
-            try:
-                appended = await target.broker.link.append(
-                    target.topic_id,
-                    target.queue_id,
-                    blob,
-                    timeout_ms=remaining_ms // 2 if target.may_move else remaining_ms,
-                    may_move=target.may_move,
-                )
-            except UnavailableError as error:
-                tried.append(target.broker)
-                if isinstance(error, BrokerTimeout | BrokerUnreachable):
-                    unknown = unknown or error
-                if not target.may_move or end_ms <= now_ms():
-                    # The last broker rejected the message; an earlier one may have stored it.
-                    raise unknown or error from None
-            else:
-                return _Stored(target.broker, appended, may_be_elsewhere=unknown is not None)
+            if failure is None:
+                remaining_ms = max(end_ms - now_ms(), 0)
+                try:
+                    appended = await target.broker.link.append(
+                        target.topic_id,
+                        target.queue_id,
+                        blob,
+                        timeout_ms=remaining_ms // 2 if target.may_move else remaining_ms,
+                        may_move=target.may_move,
+                    )
+                except UnavailableError as error:
+                    failure = error
+                else:
+                    return _Stored(target.broker, appended, may_be_elsewhere=unknown is not None)
+            tried.append(target.broker)
+            if isinstance(failure, BrokerTimeout | BrokerUnreachable):
+                unknown = unknown or failure
+            if not target.may_move or end_ms <= now_ms():
+                # The last broker rejected the message; an earlier one may have stored it.
+                raise unknown or failure from None
+            failure = None
             try:
                 if target.priority is None:
                     target = self._cluster.choose_target(topic, "", tried=tried)
@@ -436,6 +412,19 @@ class Producer:
             except BrokerUnreachable as error:
                 # No broker group remains to try; one of those tried may have stored the message.
                 raise unknown or error from None
+
+
+async def _outcome(topic: str, message_id: str, storing: Awaitable[_Stored]) -> Outcome:
+    """Return the outcome of a message that any broker group may store."""
+    try:
+        stored = await storing
+    except ServiceError as error:
+        status = status_of(error)
+        return status, encode_entry(status, message_id)
+    entry = encode_stored_entry(
+        stored.broker, topic, message_id, stored.appended, may_be_elsewhere=stored.may_be_elsewhere
+    )
+    return OK, entry
 
 
 def _of_broker(topic: str) -> Forbidden:

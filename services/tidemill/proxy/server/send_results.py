@@ -1,8 +1,8 @@
-"""The answers to sends: the results of messages, joined without objects of protobuf."""
+"""Sends and their answers: the results of messages, joined without objects of protobuf."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from tidemill.message.recall_handle import RecallFields
 from tidemill.message.wire import bytes_field, bytes_header, varint, varint_field
@@ -12,13 +12,57 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 if TYPE_CHECKING:
     from tidemill.proxy.cluster.linked_group import LinkedGroup
+    from tidemill.proxy.cluster.send_target import SendTarget
+    from tidemill.proxy.link.commands import Appended
     from tidemill.proxy.server.call import Call
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 OK: Final = CallStatus(v2.OK, "OK")
+
+# The outcome of one message: its status, and its encoded SendResultEntry. A plain tuple, since
+# every send makes one.
+Outcome: TypeAlias = tuple[CallStatus, bytes]
 # Headers of SendMessageResponse.entries and SendResultEntry.message_id.
 _ENTRY = bytes_header(2)
 _ENTRY_MESSAGE_ID = bytes_header(2)
+
+
+class MessageSend(NamedTuple):
+    """One message to store, its target, and whether it may be repeated."""
+
+    message_id: str
+    message_group: str
+    blob: bytes
+    target: SendTarget
+    may_repeat: bool  # whether to send it again to a broker that may have stored it
+    is_delayed: bool
+    key: bytes | None = None  # dedup key: its owner stores the message, and once
+    first_check_ms: int | None = None  # of a half message; 0: the policy of the topic decides
+
+
+def encode_stored_entry(
+    broker: LinkedGroup,
+    topic: str,
+    message_id: str,
+    appended: Appended,
+    *,
+    may_be_elsewhere: bool = False,
+) -> bytes:
+    """Join the SendResultEntry of a stored message.
+
+    `may_be_elsewhere`: whether another broker group may have stored it as well.
+    """
+    queue_offset, due_at_ms, repeat = appended
+    if repeat is not None:
+        return encode_repeat(broker, topic, repeat, queue_offset, due_at_ms, message_id)
+    if not due_at_ms:
+        return encode_entry(OK, message_id, queue_offset)
+    handle = ""
+    if not may_be_elsewhere:
+        # A handle names one timer. A second timer at another broker group would still fire.
+        fields = RecallFields(queue_offset, due_at_ms, message_id)
+        handle = broker.recall_signer.sign(topic, fields)
+    return encode_entry(OK, message_id, recall_handle=handle)
 
 
 def encode_repeat(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 from tidemill.common.errors import (
     BadRequest,
@@ -19,17 +20,19 @@ from tidemill.proxy.link.commands import CHANGE_INVISIBLE, DEAD_LETTER, UNKNOWN_
 from tidemill.proxy.message_codec import OK_STATUS, encode_acks
 from tidemill.proxy.server.call import CallStatus, status_of
 from tidemill.proxy.server.invisible_duration import check_invisible, duration_ms
+from tidemill.proxy.server.link_answers import LinkAnswer
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from tidemill.message.receipt_handle import HandleFields
-    from tidemill.proxy.cluster.cluster import BrokerCluster, LinkedGroup
+    from tidemill.proxy.cluster.cluster import BrokerCluster, LinkedGroup, LocalIds
     from tidemill.proxy.cluster.linked_group import ReceiptHandles
-    from tidemill.proxy.server.call import Call
+    from tidemill.proxy.link import BrokerLink
+    from tidemill.proxy.server.call import Answer, Call
 
 _DeliveryRequest: TypeAlias = (
     "service.ChangeInvisibleDurationRequest | service.ForwardMessageToDeadLetterQueueRequest"
@@ -55,14 +58,104 @@ class _NamedDelivery(NamedTuple):
     request_fields: dict[str, Any]  # fields of each request about it
 
 
+class _DeliveriesAt(NamedTuple):
+    """Deliveries of one broker group, by the number of their entry in the request."""
+
+    broker: LinkedGroup
+    ids: LocalIds
+    numbered: dict[int, HandleFields]
+
+
+@final
+class _Ack:
+    """The outcomes of the entries of one ack; None: settled."""
+
+    __slots__ = ("call", "entries", "outcomes")
+
+    def __init__(self, call: Call, entries: Sequence[service.AckMessageEntry]) -> None:
+        self.call = call
+        self.entries = entries
+        self.outcomes: list[CallStatus | None] = [None] * len(entries)
+
+    def note_results(self, numbers: Iterable[int], results: Iterable[int]) -> None:
+        """Note the results of a broker, in the order of the entries."""
+        for number, result in zip(numbers, results, strict=True):
+            if result not in _SETTLED:
+                is_known = result != UNKNOWN_ACK
+                self.outcomes[number] = status_of(_GONE if is_known else _UNKNOWN)
+
+    def note_error(self, numbers: Iterable[int], error: ServiceError) -> None:
+        """Note an error for all entries of a broker."""
+        for number in numbers:
+            self.outcomes[number] = status_of(error)
+
+    def encode(self) -> bytes:
+        """Return the AckMessageResponse."""
+        if not any(self.outcomes):
+            return encode_acks(self.entries, repeat(OK_STATUS, len(self.entries)), OK_STATUS)
+        statuses = [OK_STATUS if one is None else one.encode() for one in self.outcomes]
+        return encode_acks(self.entries, statuses, _overall(self.call, self.outcomes).encode())
+
+
+@final
+class _AckAnswer(LinkAnswer):
+    """The answer to an ack whose deliveries are all of one broker group."""
+
+    __slots__ = ("_ack", "_numbers")
+
+    def __init__(self, ack: _Ack, link: BrokerLink, numbers: Iterable[int]) -> None:
+        super().__init__(ack.call, link)
+        self._ack = ack
+        self._numbers = numbers
+
+    def encode(self, result: list[int]) -> bytes:
+        """Return the AckMessageResponse."""
+        self._ack.note_results(self._numbers, result)
+        return self._ack.encode()
+
+    def set_exception(self, exception: Exception) -> None:
+        """Answer each entry with the error."""
+        if isinstance(exception, ServiceError):
+            self._ack.note_error(self._numbers, exception)
+            self._call.respond(self._ack.encode())
+        else:
+            self._call.fail(exception)
+
+
+@final
+class _ChangeAnswer(LinkAnswer):
+    """The answer to a change of an invisible duration."""
+
+    __slots__ = ("_delivery", "_handle")
+
+    def __init__(self, call: Call, link: BrokerLink, handle: str, delivery: _NamedDelivery) -> None:
+        super().__init__(call, link)
+        self._handle = handle
+        self._delivery = delivery
+
+    def encode(self, result: link_pb2.ChangeInvisibleReply) -> bytes:
+        """Return the ChangeInvisibleDurationResponse with the new handle."""
+        return _encode_changed(self._delivery, result)
+
+    def set_exception(self, exception: Exception) -> None:
+        """Answer with the handle of the request and the error."""
+        if isinstance(exception, ServiceError):
+            self._call.respond(_encode_unchanged(self._call, self._handle, exception))
+        else:
+            self._call.fail(exception)
+
+
 class Settler:
     """The calls that settle a delivery or change its invisible duration."""
 
     def __init__(self, cluster: BrokerCluster) -> None:
         self._cluster = cluster
 
-    async def ack_message(self, call: Call, request: bytes) -> bytes:
-        """Settle deliveries; each entry has its own status."""
+    def ack_message(self, call: Call, request: bytes) -> Answer | None:
+        """Settle deliveries; each entry has its own status.
+
+        Deliveries of one broker group need no task.
+        """
         parsed = service.AckMessageRequest.FromString(request)
         entries = parsed.entries
         limits.ACK_ENTRIES.check_count(len(entries))
@@ -78,78 +171,80 @@ class Settler:
             raise InvalidReceiptHandle(_GONE.message)
         topic, group = found
         timeout_ms = self._cluster.timeout_ms(call)
-        outcomes: list[CallStatus | None] = [None] * len(entries)
+        ack = _Ack(call, entries)
         deliveries: dict[LinkedGroup, dict[int, HandleFields]] = {}
         for number, entry in enumerate(entries):
             try:
                 _check_lite_topic(entry.lite_topic)
                 broker, delivery = handles.open(entry.receipt_handle)
             except ServiceError as error:
-                outcomes[number] = status_of(error)
+                ack.outcomes[number] = status_of(error)
             else:
                 deliveries.setdefault(broker, {})[number] = delivery
+        by_ids: list[_DeliveriesAt] = []
         for broker, numbered in deliveries.items():
+            if (ids := broker.find_ids(group, topic)) is None:
+                ack.note_error(numbered, _GONE)
+            else:
+                by_ids.append(_DeliveriesAt(broker, ids, numbered))
+        if call.reply is None or len(by_ids) > 1:
+            return partial(self._ack_in_turn, ack, by_ids, timeout_ms)
+        if not by_ids:
+            call.respond(ack.encode())
+            return None
+        [(broker, ids, numbered)] = by_ids
+        answer = _AckAnswer(ack, broker.link, numbered)
+        try:
+            request_id = broker.link.ack_for(
+                answer, *ids, numbered.values(), owner=call.client.owner, timeout_ms=timeout_ms
+            )
+        except ServiceError as error:
+            answer.set_exception(error)
+        else:
+            answer.wait(request_id)
+        return None
+
+    async def _ack_in_turn(
+        self, ack: _Ack, by_ids: Iterable[_DeliveriesAt], timeout_ms: int
+    ) -> bytes:
+        """Settle the deliveries of one broker group after the other."""
+        for broker, ids, numbered in by_ids:
             try:
-                ids = broker.find_ids(group, topic)
-                if ids is None:
-                    raise InvalidReceiptHandle(_GONE.message)
                 results = await broker.link.ack(
-                    *ids, numbered.values(), owner=call.client.owner, timeout_ms=timeout_ms
+                    *ids, numbered.values(), owner=ack.call.client.owner, timeout_ms=timeout_ms
                 )
             except ServiceError as error:
-                for number in numbered:
-                    outcomes[number] = status_of(error)
+                ack.note_error(numbered, error)
             else:
-                for number, result in zip(numbered, results, strict=True):
-                    if result not in _SETTLED:
-                        is_known = result != UNKNOWN_ACK
-                        outcomes[number] = status_of(_GONE if is_known else _UNKNOWN)
-        if not any(outcomes):
-            return encode_acks(entries, repeat(OK_STATUS, len(entries)), OK_STATUS)
-        statuses = [OK_STATUS if outcome is None else outcome.encode() for outcome in outcomes]
-        return encode_acks(entries, statuses, _overall(call, outcomes).encode())
+                ack.note_results(numbered, results)
+        return ack.encode()
 
-    async def change_invisible_duration(self, call: Call, request: bytes) -> bytes:
+    def change_invisible_duration(self, call: Call, request: bytes) -> Answer | None:
         """Replace a delivery. After a failure, the client keeps its handle."""
         parsed = service.ChangeInvisibleDurationRequest.FromString(request)
         try:
-            handle = await self._change_invisible(call, parsed)
-            status = CallStatus(v2.OK, "OK")
-        except ServiceError as error:
-            handle = parsed.receipt_handle
-            status = status_of(error)
-            call.response_code = status.code
-        response = service.ChangeInvisibleDurationResponse(
-            status=v2.Status(code=status.code, message=status.message), receipt_handle=handle
-        )
-        return response.SerializeToString()
-
-    async def _change_invisible(
-        self, call: Call, parsed: service.ChangeInvisibleDurationRequest
-    ) -> str:
-        invisible_ms = duration_ms(parsed.invisible_duration)
-        check_invisible(invisible_ms, min_ms=0)
-        delivery = self._open(call, parsed)
-        if delivery is None:
-            raise InvalidReceiptHandle(_GONE.message)
-        broker = delivery.broker
-        reply = await broker.link.ask(
-            CHANGE_INVISIBLE,
-            link_pb2.ChangeInvisibleRequest(
+            invisible_ms = duration_ms(parsed.invisible_duration)
+            check_invisible(invisible_ms, min_ms=0)
+            delivery = self._open(call, parsed)
+            if delivery is None:
+                raise InvalidReceiptHandle(_GONE.message)
+            change = link_pb2.ChangeInvisibleRequest(
                 **delivery.request_fields,
                 invisible_duration_ms=invisible_ms,
                 suspend=parsed.suspend,
-            ),
-            timeout_ms=self._cluster.timeout_ms(call),
-        )
-        signed = broker.signer.sign(
-            delivery.group,
-            delivery.topic,
-            slot=reply.slot,
-            delivery_id=reply.delivery_id,
-            visible_at_ms=reply.visible_at_ms,
-        )
-        return signed.handle(0).decode()
+            )
+            timeout_ms = self._cluster.timeout_ms(call)
+            if call.reply is None:
+                return partial(_change_in_task, call, parsed, delivery, change, timeout_ms)
+            link = delivery.broker.link
+            answer = _ChangeAnswer(call, link, parsed.receipt_handle, delivery)
+            answer.wait(link.ask_for(answer, CHANGE_INVISIBLE, change, timeout_ms=timeout_ms))
+        except ServiceError as error:
+            response = _encode_unchanged(call, parsed.receipt_handle, error)
+            if call.reply is None:
+                return partial(_answered, response)
+            call.respond(response)
+        return None
 
     async def forward_to_dead_letter_queue(self, call: Call, request: bytes) -> bytes:
         """Move a message to the dead-letter topic of the consumer group.
@@ -217,6 +312,45 @@ class Settler:
                     handles.open(text)
                     return None
             raise
+
+
+async def _change_in_task(
+    call: Call,
+    parsed: service.ChangeInvisibleDurationRequest,
+    delivery: _NamedDelivery,
+    change: link_pb2.ChangeInvisibleRequest,
+    timeout_ms: int,
+) -> bytes:
+    try:
+        reply = await delivery.broker.link.ask(CHANGE_INVISIBLE, change, timeout_ms=timeout_ms)
+    except ServiceError as error:
+        return _encode_unchanged(call, parsed.receipt_handle, error)
+    return _encode_changed(delivery, reply)
+
+
+async def _answered(response: bytes) -> bytes:
+    return response
+
+
+def _encode_changed(delivery: _NamedDelivery, reply: link_pb2.ChangeInvisibleReply) -> bytes:
+    signed = delivery.broker.signer.sign(
+        delivery.group,
+        delivery.topic,
+        slot=reply.slot,
+        delivery_id=reply.delivery_id,
+        visible_at_ms=reply.visible_at_ms,
+    )
+    return service.ChangeInvisibleDurationResponse(
+        status=v2.Status(code=v2.OK, message="OK"), receipt_handle=signed.handle(0).decode()
+    ).SerializeToString()
+
+
+def _encode_unchanged(call: Call, handle: str, error: ServiceError) -> bytes:
+    status = status_of(error)
+    call.response_code = status.code
+    return service.ChangeInvisibleDurationResponse(
+        status=v2.Status(code=status.code, message=status.message), receipt_handle=handle
+    ).SerializeToString()
 
 
 def _nothing_moved(why: InvalidReceiptHandle) -> bytes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, final
 
 from tidemill.transport.grpc.messages import PREFIX_SIZE
 from tidemill.transport.grpc.status import RpcCode, RpcError
@@ -41,7 +41,8 @@ class RequestTooLarge(RpcError):
         self.size_bytes = size_bytes
 
 
-UnaryHandler = Callable[["RpcCall", bytes], Awaitable[bytes]]
+# Returns the response, or None: then the handler answers with `RpcCall.respond`, without a task.
+UnaryHandler = Callable[["RpcCall", bytes], Coroutine[Any, Any, bytes] | None]
 StreamingHandler = Callable[["RpcCall", bytes], Awaitable[None]]
 BidirectionalHandler = Callable[["RpcCall"], Awaitable[None]]
 
@@ -97,6 +98,12 @@ class CallConnection(Protocol):
     def write(self, call: ServerCall, message: bytes) -> None:
         """Send a message at once."""
 
+    def respond(self, served: RpcCall, response: bytes) -> None:
+        """Answer a unary call, and end it."""
+
+    def answer_in_task(self, served: RpcCall, answering: Coroutine[Any, Any, bytes]) -> None:
+        """Await the response to a unary call in a task."""
+
     def consume(self, call: ServerCall, wire_bytes: int, held_bytes: int) -> None:
         """Let the client send more, because a request of a stream was answered."""
 
@@ -130,8 +137,10 @@ class RpcCall:
         "_reader",
         "_requests",
         "_senders",
+        "answering",
         "call",
         "method",
+        "on_cancel",
         "on_read",
         "request",
         "sent_count",
@@ -144,9 +153,12 @@ class RpcCall:
         self.call = call
         self.method = method
         self.request: bytes | None = None  # of a method with one request, after its arrival
+        self.answering: Coroutine[Any, Any, bytes] | None = None  # until its task awaits it
         self.task: asyncio.Task[None] | None = None
         self.tick = 0  # of its deadline
         self.sent_count = 0  # messages that were sent
+        # Called if the call ends before `respond`; only a call without a task has one.
+        self.on_cancel: Callable[[], None] | None = None
         # Called after the client has read the whole response; few calls have one.
         self.on_read: Callable[[], None] | None = None
         # Requests of a stream that are not read yet, at most MESSAGES_UNREAD_MAX.
@@ -213,6 +225,20 @@ class RpcCall:
         self._protocol.drain()
 
     # ------------------------------------------------------------ responses
+
+    def respond(self, response: bytes) -> None:
+        """Answer a unary call whose handler has returned None.
+
+        `on_cancel` is called if the call ends before: its client has cancelled it or disconnected.
+        Afterwards there is no call to answer.
+        """
+        self.on_cancel = None
+        self._protocol.respond(self, response)
+
+    def answer_in_task(self, answering: Coroutine[Any, Any, bytes]) -> None:
+        """Answer a unary call whose handler has returned None with the result of `answering`."""
+        self.on_cancel = None
+        self._protocol.answer_in_task(self, answering)
 
     async def send(self, message: bytes) -> None:
         """Send one message; wait while the client does not read. Raises DisconnectError."""

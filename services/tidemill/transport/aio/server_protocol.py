@@ -12,7 +12,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, assert_never, cast, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, assert_never, cast, final
 
 import structlog
 
@@ -265,8 +265,8 @@ class ServerProtocol(ConnectionProtocol):
             self._connection.finish(call, RpcCode.UNIMPLEMENTED, message)
             return
         served = self.calls[call.stream.id] = RpcCall(self, call, method)
-        if call.timeout_s is not None:
-            served.tick = self._server.deadlines.add(served, call.timeout_s)
+        if method.kind is not RpcKind.UNARY:
+            self._start_deadline(served)
         if method.kind is RpcKind.BIDIRECTIONAL:
             call.has_request_stream = True
             # Rust clients wait for the headers before they send requests.
@@ -303,11 +303,39 @@ class ServerProtocol(ConnectionProtocol):
             self._on_request(served, served.request)
 
     def _on_request(self, served: RpcCall, request: bytes) -> None:
-        if served.method.kind is RpcKind.UNARY:
-            self._start(served, self._run_unary(served, request))
-        else:
-            self._start(served, self._run_stream(served, request))
         served.request = None  # Owned by the handler now, which keeps the parts that it needs.
+        if served.method.kind is not RpcKind.UNARY:
+            self._start(served, self._run_stream(served, request))
+        else:
+            self._answer(served, request)
+
+    def _answer(self, served: RpcCall, request: bytes) -> None:
+        """Call the handler of a unary method."""
+        handle = cast("UnaryHandler", served.method.handle)
+        try:
+            answering = handle(served, request)
+        except Exception as error:  # noqa: BLE001  # The boundary of every call.
+            self._finish_failed(served, error)
+            self._end(served)
+        else:
+            if answering is not None:
+                self.answer_in_task(served, answering)
+
+    def answer_in_task(self, served: RpcCall, answering: Coroutine[Any, Any, bytes]) -> None:
+        """Await the response to a unary call in a task."""
+        self._start_deadline(served)
+        served.answering = answering
+        self._start(served, self._run_unary(served))
+
+    def _start_deadline(self, served: RpcCall) -> None:
+        """End the call at the deadline of its client, unless that is done already.
+
+        A handler that answers without a task has a deadline of its own. `check` of the connection
+        ends a call whose request does not arrive in time.
+        """
+        remaining_s = served.time_remaining_s
+        if remaining_s is not None and not served.tick:
+            served.tick = self._server.deadlines.add(served, remaining_s)
 
     def _on_connection_ended(self, event: ConnectionEnded) -> None:
         misuse = self._server.misuse
@@ -334,22 +362,28 @@ class ServerProtocol(ConnectionProtocol):
         # The call owns the task: `_cancel` cancels it, and it calls `_end` at its end.
         served.task = self.loop.create_task(run)
 
-    async def _run_unary(self, served: RpcCall, request: bytes) -> None:
-        handle = cast("UnaryHandler", served.method.handle)
+    async def _run_unary(self, served: RpcCall) -> None:
         try:
             if self._connection.has_reply_debt:
                 await self._wait_for_turn()
-            answering = handle(served, request)
-            del request
+            answering, served.answering = served.answering, None
+            assert answering is not None, "a call has one task"
             response = await answering
         except Exception as error:  # noqa: BLE001  # The boundary of every call.
             self._finish_failed(served, error)
-        else:
-            self._connection.respond(served.call, response)
-            if len(response) > SMALL_REPLY_BYTES:
-                self._flush_if_large()
-        finally:
             self._end(served)
+        except BaseException:
+            self._end(served)
+            raise
+        else:
+            self.respond(served, response)
+
+    def respond(self, served: RpcCall, response: bytes) -> None:
+        """Answer a unary call, and end it."""
+        self._connection.respond(served.call, response)
+        if len(response) > SMALL_REPLY_BYTES:
+            self._flush_if_large()
+        self._end(served)
 
     async def _wait_for_turn(self) -> None:
         """Wait until the replies of this connection leave turns to other connections."""
@@ -408,9 +442,15 @@ class ServerProtocol(ConnectionProtocol):
         if task is not None and not task.done():
             task.cancel()
             self._server.add_ending(task)
+        on_cancel, served.on_cancel = served.on_cancel, None
+        if on_cancel is not None:
+            on_cancel()
 
     def _remove(self, served: RpcCall) -> None:
-        if served.call.timeout_s is not None:
+        if served.answering is not None:
+            served.answering.close()  # Its task has not begun it.
+            served.answering = None
+        if served.tick:
             self._server.deadlines.discard(served, served.tick)
         self.calls.pop(served.call.stream.id, None)
         self._reply_room.grant()
