@@ -10,6 +10,7 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 from tidemill.cli.processes import PROCESSES
@@ -76,6 +77,16 @@ def _run_command() -> None:
     from tidemill.cli.app import run
 
     run(sys.argv[1:])
+
+
+def run_to_end(arguments: Sequence[str]) -> NoReturn:
+    """Run `tidemill` with other arguments in this process, and end it."""
+    sys.argv[1:] = arguments
+    try:
+        main()
+    except SystemExit as end:
+        end_at_once(end.code if isinstance(end.code, int) else EXIT_USAGE)
+    end_at_once(0)
 
 
 def live_as_init(*, has_children: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import httpx
 import pytest
 
 from tests.support.eventually import eventually
+from tests.support.processes.killing import child_pid, is_back
 from tests.support.processes.processes import (
     ADMIN_S,
     command,
@@ -105,6 +107,31 @@ def test_a_killed_child_returns_on_its_ports_and_the_others_live_on(
         for other, process in running.processes.items():
             assert other == name or is_running(process.pid)
         assert child.pid not in descendants(running.process.pid)
+
+
+def sockets_of(pid: int) -> set[str]:
+    found = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # It was closed meanwhile.
+            found.add(str(file.readlink()))
+    return {one for one in found if one.startswith("socket:")}
+
+
+@pytest.mark.parametrize("name", ["broker-0", "proxy-0", "admin"])
+def test_a_child_has_its_own_name_and_group_and_no_socket_of_its_supervisor(
+    tmp_path: Path, name: str
+) -> None:
+    """A copy of a socket of another child would hide that child's end from the supervisor."""
+    with standalone(tmp_path) as running:
+        first = child_pid(running, name)
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: is_back(running, name, first), within_ms=60_000)
+        second = child_pid(running, name)
+        assert os.getpgid(second) == second
+        own = sockets_of(running.process.pid)
+        assert own, "the supervisor has sockets"
+        for other in ("broker-0", "proxy-0", "admin"):
+            assert not own & sockets_of(child_pid(running, other)), other
 
 
 def test_every_process_serves_metrics_and_its_state(tmp_path: Path) -> None:

@@ -47,9 +47,10 @@ def admin(arguments: Sequence[str]) -> int:
 
 def standalone(arguments: Sequence[str]) -> int:
     """Run everything on this machine, data in one folder."""
+    from tidemill.__main__ import run_to_end
     from tidemill.standalone.app import main
 
-    return main(arguments)
+    return main(arguments, run_to_end)
 
 
 PROCESSES: dict[str, Callable[[Sequence[str]], int]] = {

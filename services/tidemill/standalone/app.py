@@ -19,6 +19,7 @@ from tidemill.standalone.broker_stores import CONTROLLER, brokers_of
 from tidemill.standalone.child import Child, ChildFailure
 from tidemill.standalone.child_plan import planned_children
 from tidemill.standalone.command_lines import MIN_IN_SYNC
+from tidemill.standalone.forks import RunToEnd, import_shared
 from tidemill.standalone.key_file import ensure_key_file
 from tidemill.standalone.settings import StandaloneSettings
 
@@ -27,22 +28,23 @@ log = structlog.get_logger()
 PATIENCE_S: Final = 30.0  # with the first start of brokers
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run all processes until SIGTERM; return the exit status."""
+def main(arguments: Sequence[str], run_to_end: RunToEnd) -> int:
+    """Run all processes until SIGTERM; return the exit status. Forks call `run_to_end`."""
     settings = StandaloneSettings.load(arguments)
     configure_logging(
         process="standalone", level=settings.log_level, log_format=settings.log_format
     )
     if settings.supervisor_fd is not None:
         die_with_parent()
+    import_shared()
     try:
-        return asyncio.run(serve(settings))
+        return asyncio.run(serve(settings, run_to_end))
     except StartError as refusal:
         log.error("process refused to start", reason=str(refusal))  # noqa: TRY400  # The reason is complete.
         return 1
 
 
-async def serve(settings: StandaloneSettings) -> int:
+async def serve(settings: StandaloneSettings, run_to_end: RunToEnd) -> int:
     """Run the children until the first signal; stop clients first and the stores last."""
     if settings.replicas == MIN_IN_SYNC:
         log.warning(
@@ -51,7 +53,7 @@ async def serve(settings: StandaloneSettings) -> int:
             min_in_sync=MIN_IN_SYNC,
         )
     ensure_key_file(settings)
-    with planned_children(settings) as children:
+    with planned_children(settings, run_to_end) as children:
         stages = stages_of(children, settings)
 
         def kill_all() -> None:

@@ -11,11 +11,12 @@ import json
 import random
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 
 import structlog
+
+from tidemill.common.forked_process import ForkedProcess
+from tidemill.standalone.forks import RunToEnd, fork_child
 
 BACK_OFF_MS_MIN = 200  # before the first restart
 BACK_OFF_MS_MAX = 2_000  # before later ones; a solved problem does not cost more time
@@ -39,17 +40,20 @@ class ChildFailure(Exception):
 class Child:
     """A process that the supervisor keeps running."""
 
-    def __init__(self, name: str, arguments: Callable[[Addresses], Sequence[str]]) -> None:
+    def __init__(
+        self, name: str, arguments: Callable[[Addresses], Sequence[str]], run_to_end: RunToEnd
+    ) -> None:
         """Take the command line as a function of the child's previous addresses.
 
         So a child that picked a free port asks for the same port at its restart.
         """
         self.name = name
         self._arguments = arguments
+        self._run_to_end = run_to_end
         self.addresses: Addresses = {}
         self.serving_pid = 0  # announced; a replica's broker has its own supervisor
         self.is_ready = asyncio.Event()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ForkedProcess | None = None
         self._serves = False  # now; `is_ready` stays set after the child dies
         self._is_stopping = False
 
@@ -84,15 +88,7 @@ class Child:
         with theirs:
             fd = theirs.fileno()
             command = (*self._arguments(self.addresses), f"--supervisor-fd={fd}")
-            self._process = subprocess.Popen(  # noqa: ASYNC220  # A fork of a small process.
-                [sys.executable, "-m", "tidemill", *command],
-                pass_fds=(fd,),
-                # Ctrl-C is for the supervisor, which stops the others in order.
-                process_group=0,
-                stdin=subprocess.DEVNULL,
-                # Standard output has only the ready line.
-                stdout=sys.stderr.fileno(),
-            )
+            self._process = fork_child(self.name, command, fd, self._run_to_end)
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
             if line := await reader.readline():

@@ -18,11 +18,12 @@ from tidemill.standalone.command_lines import ChildPorts, CommandLines
 from tidemill.standalone.ports import GRPC_FLAGS, PortRequest, check_free, reserve
 
 if TYPE_CHECKING:
+    from tidemill.standalone.forks import RunToEnd
     from tidemill.standalone.settings import StandaloneSettings
 
 
 @contextlib.contextmanager
-def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
+def planned_children(settings: StandaloneSettings, run_to_end: RunToEnd) -> Iterator[list[Child]]:
     """Yield the children in the order of `child_names`; hold the reserved ports meanwhile."""
     check_all_served(settings)
     check_free(requested_ports(settings))
@@ -31,15 +32,19 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
         commands = CommandLines(settings, reserve_ports(settings, stack))
         yield [
             *(
-                Child(broker.name, functools.partial(commands.broker, broker))
+                Child(broker.name, functools.partial(commands.broker, broker), run_to_end)
                 for broker in brokers_of(settings)
             ),
             *(
-                Child(name, functools.partial(commands.proxy, name))
+                Child(name, functools.partial(commands.proxy, name), run_to_end)
                 for name in proxy_names(settings)
             ),
-            Child("admin", commands.admin),
-            *([Child(CONTROLLER, commands.controller)] if settings.replicas > 1 else []),
+            Child("admin", commands.admin, run_to_end),
+            *(
+                [Child(CONTROLLER, commands.controller, run_to_end)]
+                if settings.replicas > 1
+                else []
+            ),
         ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -52,14 +53,9 @@ def child_pid(running: Standalone, name: str) -> int:
     parent = running.process.pid
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text("ascii")
     for pid in map(int, children.split()):
-        try:
-            arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        # The admin process has no name but that of its command.
-        wanted = {f"--replica-name={name}", f"--name={name}"} | ({name} & {"admin"})
-        if wanted.intersection(arguments):
-            return pid
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if Path(f"/proc/{pid}/comm").read_text("utf-8").strip() == name:
+                return pid
     return 0
 
 

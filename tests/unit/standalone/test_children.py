@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tidemill.__main__ import run_to_end
 from tidemill.common.lifecycle import StartError
 from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election.record import GroupRecord, RegisteredRun, Retirement
@@ -181,7 +182,7 @@ class StartNotes(Child):
     """A child that starts no process, and notes that it would."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, lambda _addresses: [])
+        super().__init__(name, lambda _addresses: [], run_to_end)
         self.is_started = asyncio.Event()
 
     async def run(self) -> None:

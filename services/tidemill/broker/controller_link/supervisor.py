@@ -39,8 +39,9 @@ from tidemill.common.lifecycle import run, stop_on_signal
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 
 if TYPE_CHECKING:
-    from tidemill.broker.controller_link.forked_broker import ForkedBroker, ForkedProcess
+    from tidemill.broker.controller_link.forked_broker import ForkedBroker
     from tidemill.broker.settings import BrokerSettings
+    from tidemill.common.forked_process import ForkedProcess
     from tidemill.transport.aio.connect import Connector
     from tidemill.transport.aio.tls import Certificates
 
