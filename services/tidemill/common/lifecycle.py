@@ -1,8 +1,9 @@
 """The start, readiness and stop of every process.
 
 The standalone supervisor starts a process with `--supervisor-fd N`. This is one end of a socket
-pair with three uses:
+pair with four uses:
 
+    go         the supervisor writes one byte, before which the process only imports
     ready      the process writes one line of JSON when it serves: `announce_ready`
     orphaned   end of file means that the supervisor has ended: the stop event is set
     failed     a process that ends before its line has failed to start; its reason is on stderr
@@ -159,7 +160,7 @@ def stop_on_signal(
             on_hangup()
 
     def on_supervisor() -> None:
-        # The supervisor never writes. A readable socket means that it has ended.
+        # The supervisor writes no more. A readable socket means that it has ended.
         assert supervisor_fd is not None
         loop.remove_reader(supervisor_fd)
         stop.set()

@@ -83,13 +83,21 @@ async def serve(settings: StandaloneSettings, run_to_end: RunToEnd) -> int:
 async def run_after(
     needed: Sequence[Child], child: Child, *, patience_s: float = PATIENCE_S
 ) -> None:
-    """Run a child once the children that it needs serve, or after `patience_s`.
+    """Run a child, which serves once the children that it needs serve, or after `patience_s`.
 
     The other replicas of a broker group serve while one of them reads a long log.
     """
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(all_ready(needed), patience_s)
-    await child.run()
+
+    async def let_serve() -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(all_ready(needed), patience_s)
+        child.may_serve.set()
+
+    waiting = asyncio.create_task(let_serve(), name=f"{child.name} waits")
+    try:
+        await child.run()
+    finally:
+        waiting.cancel()
 
 
 async def supervise(

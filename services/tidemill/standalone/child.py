@@ -53,6 +53,7 @@ class Child:
         self.addresses: Addresses = {}
         self.serving_pid = 0  # announced; a replica's broker has its own supervisor
         self.is_ready = asyncio.Event()
+        self.may_serve = asyncio.Event()  # Until then, a started process only imports.
         self._process: ForkedProcess | None = None
         self._serves = False  # now; `is_ready` stays set after the child dies
         self._is_stopping = False
@@ -90,6 +91,7 @@ class Child:
             command = (*self._arguments(self.addresses), f"--supervisor-fd={fd}")
             self._process = fork_child(self.name, command, fd, self._run_to_end)
         reader, writer = await asyncio.open_connection(sock=ours)
+        serving = asyncio.create_task(self._let_serve(writer), name=f"let {self.name} serve")
         try:
             if line := await reader.readline():
                 ready = json.loads(line)
@@ -104,11 +106,16 @@ class Child:
             pass  # Equal to the end of the file.
         finally:
             self._serves = False
+            serving.cancel()
             writer.close()
         # The child closed its socket, so it has ended or will end at once.
         status = self._process.wait()
         self._process = None
         return status
+
+    async def _let_serve(self, writer: asyncio.StreamWriter) -> None:
+        await self.may_serve.wait()
+        writer.write(b"\n")
 
     def stop(self) -> None:
         """Ask the process to stop, and do not start it again."""

@@ -36,6 +36,13 @@ SHARED: Final = (
     "tidemill.transport.aio.server",
     "uvloop",
 )
+# The module of a command that imports most of the others. A child imports it before it may serve.
+_MODULES: Final = {
+    "broker": "tidemill.broker.app",
+    "proxy": "tidemill.proxy.app",
+    "admin": "tidemill.admin.process",
+    "controller": "tidemill.controller.app",
+}
 _PR_SET_NAME: Final = 15  # prctl option: the name of the process in `ps` and `top` (Linux)
 _FAILED: Final = 1
 _STDIN, _STDOUT, _STDERR = range(3)  # descriptors
@@ -52,14 +59,22 @@ def import_shared() -> None:
 def fork_child(
     name: str, command: Sequence[str], descriptor: int, run_to_end: RunToEnd
 ) -> ForkedProcess:
-    """Start `tidemill COMMAND` in a fork; of the open files it gets `descriptor` alone."""
+    """Start `tidemill COMMAND` in a fork; of the open files it gets `descriptor` alone.
+
+    The fork imports the modules of the command at once. It waits for a byte from `descriptor`
+    before it runs the command, and ends if the supervisor ends before.
+    """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     pid = os.fork()
     if not pid:
         try:
             _leave_supervisor(name, descriptor)
-            run_to_end(command)
+            gc.disable()  # What an import creates stays.
+            importlib.import_module(_MODULES[command[0]])
+            gc.enable()
+            if os.read(descriptor, 1):
+                run_to_end(command)
         except BaseException:  # noqa: BLE001  # The frames of the supervisor must not handle it.
             sys.excepthook(*sys.exc_info())
         finally:

@@ -179,13 +179,14 @@ def test_a_missing_data_directory_is_empty(tmp_path: Path) -> None:
 
 
 class StartNotes(Child):
-    """A child that starts no process, and notes that it would."""
+    """A child that starts no process, and notes that it would serve."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, lambda _addresses: [], run_to_end)
         self.is_started = asyncio.Event()
 
     async def run(self) -> None:
+        await self.may_serve.wait()
         self.is_started.set()
 
 
