@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-from pydantic import Field, GetJsonSchemaHandler, StrictInt, model_validator
-from pydantic.json_schema import JsonSchemaValue
+from pydantic import Field, StrictInt, model_validator
 
 from tidemill.admin.json.operations import OperationView
 from tidemill.admin.json.schema import (
@@ -34,6 +33,7 @@ class BulkRequest(ExclusiveSchema):
     """The items to change: by ids, or by the `filter` of a subclass."""
 
     exactly_one = ("ids", "filter")
+    refused_objects = tuple(given("ids", field) for field in _OF_A_FILTER)
 
     ids: ItemIds | None = Field(
         None,
@@ -70,17 +70,6 @@ class BulkRequest(ExclusiveSchema):
         if self.ids is not None and any(one is not None for one in given_):
             raise ValueError("asOfMs, maxCount and ratePerSecond belong to a filter")
         return self
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls,
-        core_schema: Any,  # pydantic_core.CoreSchema
-        handler: GetJsonSchemaHandler,
-    ) -> JsonSchemaValue:
-        schema = super().__get_pydantic_json_schema__(core_schema, handler)
-        refused: list[JsonSchemaValue] = handler.resolve_ref_schema(schema)["not"]["anyOf"]
-        refused += [given("ids", field) for field in _OF_A_FILTER]
-        return schema
 
 
 class BulkChangeView(Schema):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Final, Self
 
-from pydantic import Field, GetJsonSchemaHandler, StrictBool, StrictInt, model_validator
-from pydantic.json_schema import JsonSchemaValue
+from pydantic import Field, StrictBool, StrictInt, model_validator
 
 from tidemill.admin.json.bulk_changes import BEGINS_OPERATION, BulkChangeView, BulkRequest
 from tidemill.admin.json.messages import Base64, Body, Key, PropertyText, Tag
@@ -66,6 +65,9 @@ class CopyTarget(AnyCaseEnum):
 
     GROUP = "group"
     TOPIC = "topic"
+
+
+_NOT_TO_TOPIC: Final = {"to": {"not": {"const": CopyTarget.TOPIC.value}}}
 
 
 class DeadLetterView(Schema):
@@ -239,6 +241,10 @@ class DeadLetterCopyRequest(ExclusiveSchema):
     """The changes of a copy of a dead letter. A missing field keeps that of the dead letter."""
 
     at_most_one = ("body", "body_base64")
+    refused_objects = (
+        {**given("topic"), "properties": {**given("topic")["properties"], **_NOT_TO_TOPIC}},
+        {**given("discard"), "properties": {"discard": _TRUE, **_NOT_TO_TOPIC}},
+    )
 
     body: Body | None = Field(None, description="Another body as text, stored as UTF-8.")
     body_base64: Base64 | None = Field(None, description="Another body as bytes.")
@@ -269,19 +275,6 @@ class DeadLetterCopyRequest(ExclusiveSchema):
         if self.to is CopyTarget.GROUP and (self.topic is not None or self.discard):
             raise ValueError("topic and discard belong to a copy with `to: topic`")
         return self
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls,
-        core_schema: Any,  # pydantic_core.CoreSchema
-        handler: GetJsonSchemaHandler,
-    ) -> JsonSchemaValue:
-        schema = super().__get_pydantic_json_schema__(core_schema, handler)
-        refused: list[JsonSchemaValue] = handler.resolve_ref_schema(schema)["not"]["anyOf"]
-        for field in (given("topic"), {**given("discard"), "properties": {"discard": _TRUE}}):
-            properties = {**field["properties"], "to": {"not": {"const": CopyTarget.TOPIC.value}}}
-            refused.append({**field, "properties": properties})
-        return schema
 
 
 class DeadLetterCopyView(Schema):

@@ -155,6 +155,8 @@ class ExclusiveSchema(Schema):
     exactly_one: ClassVar[tuple[str, ...]] = ()  # names of fields
     one_choice: ClassVar[tuple[str, ...]] = ()  # exactly one of these, too
     at_most_one: ClassVar[tuple[str, ...]] = ()
+    # What the validators of a subclass refuse, for the document.
+    refused_objects: ClassVar[tuple[JsonSchemaValue, ...]] = ()
 
     @model_validator(mode="after")
     def one_of_each(self) -> Self:
@@ -184,6 +186,7 @@ class ExclusiveSchema(Schema):
         ]
         refused = [given(*pair) for some in choices for pair in combinations(some, 2)]
         refused[:0] = [missing(*required) for required in choices[:2] if required]
+        refused += cls.refused_objects
         handler.resolve_ref_schema(schema).update(refuse(*refused))
         return schema
 

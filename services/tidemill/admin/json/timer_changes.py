@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Final, Self
 
-from pydantic import Field, GetJsonSchemaHandler, StrictInt, model_validator
-from pydantic.json_schema import JsonSchemaValue
+from pydantic import Field, StrictInt, model_validator
 
 from tidemill.admin.json.bulk_changes import BEGINS_OPERATION, BulkChangeView, BulkRequest
-from tidemill.admin.json.schema import EXACT_MAX, Schema, Text, missing
+from tidemill.admin.json.schema import EXACT_MAX, ExclusiveSchema, Schema, Text, missing
 from tidemill.admin.json.timers import TimerTopicView, TimerView
 
 COUNT_MAX: Final = 1_000_000  # timers of one operation
@@ -31,8 +30,10 @@ class TimerOutcomeView(StrEnum):
     DAMAGED = "DAMAGED"
 
 
-class TimerFilterView(Schema):
+class TimerFilterView(ExclusiveSchema):
     """Pending timers. A missing field matches all of them; `topic` or `key` is required."""
+
+    refused_objects = (missing("topic", "key"),)
 
     topic: Text | None = Field(
         None,
@@ -72,16 +73,6 @@ class TimerFilterView(Schema):
             raise ValueError("give a topic or a key")
         return self
 
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls,
-        core_schema: Any,  # pydantic_core.CoreSchema
-        handler: GetJsonSchemaHandler,
-    ) -> JsonSchemaValue:
-        schema = handler(core_schema)
-        handler.resolve_ref_schema(schema)["not"] = {"anyOf": [missing("topic", "key")]}
-        return schema
-
 
 class TimersRequest(BulkRequest):
     """The timers to change: by ids, or all pending ones that match a filter."""
@@ -100,6 +91,7 @@ class RescheduleTimersRequest(TimersRequest):
     """The timers to move, and exactly one of `dueAtMs`, `delayMs` and `shiftMs`."""
 
     at_most_one = ("due_at_ms", "delay_ms", "shift_ms")
+    refused_objects = (*TimersRequest.refused_objects, missing("dueAtMs", "delayMs", "shiftMs"))
 
     due_at_ms: StrictInt | None = Field(
         None, ge=0, le=EXACT_MAX, description="New due time (Unix, ms). The past means now."
@@ -128,17 +120,6 @@ class RescheduleTimersRequest(TimersRequest):
         if self.due_at_ms is None and self.delay_ms is None and self.shift_ms is None:
             raise ValueError("give one of dueAtMs, delayMs and shiftMs")
         return self
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls,
-        core_schema: Any,  # pydantic_core.CoreSchema
-        handler: GetJsonSchemaHandler,
-    ) -> JsonSchemaValue:
-        schema = super().__get_pydantic_json_schema__(core_schema, handler)
-        refused: list[JsonSchemaValue] = handler.resolve_ref_schema(schema)["not"]["anyOf"]
-        refused.append(missing("dueAtMs", "delayMs", "shiftMs"))
-        return schema
 
 
 class TimerIdOutcomeView(Schema):
