@@ -18,6 +18,7 @@ from tests.support.processes.processes import Standalone
 
 Client = httpx.Client
 ROOT = Path(__file__).resolve().parents[2]
+AT_BEGIN = {"queue": 0, "offset": 0}
 
 
 @pytest.fixture
@@ -135,6 +136,9 @@ def test_names_are_decoded_once(api: Client, name: str) -> None:
         ("POST", "/groups/g:resetOffset", {"topic": "t"}, "exactly one"),
         ("POST", "/groups/g:resetOffset", {"topic": "t", "to": "middle"}, "to"),
         ("POST", "/groups/g:resetOffset", {"topic": "t", "to": "latest", "offset": 1}, "exactly"),
+        ("POST", "/groups/g:resetOffset", {"topic": "t", "queues": []}, "queues"),
+        ("POST", "/groups/g:resetOffset", {"topics": ["t"], "queues": [AT_BEGIN]}, "needs topic"),
+        ("POST", "/groups/g:resetOffset", {"topic": "t", "queues": [AT_BEGIN], "offset": 1}, "one"),
     ],
 )
 def test_a_body_that_makes_no_sense_is_refused(
@@ -208,6 +212,36 @@ def test_several_topics_are_reset_together_or_not_at_all(api: Client) -> None:
     assert "topic" not in done
     for body in ({"to": "latest"}, {"to": "latest", "topic": "first", "topics": ["second"]}):
         assert problem(api.post(path, json=body))[0] == 400
+
+
+def test_single_queues_are_reset_to_exact_offsets_and_others_stay(api: Client) -> None:
+    api.put("/topics/exact", json={"queues": 2})
+    api.put("/groups/exact", json={})
+    for _ in range(8):
+        api.post("/topics/exact/messages", json={"body": "m"}).raise_for_status()
+    [_, end] = [each["maxOffset"] for each in api.get("/topics/exact").json()["queueStatus"]]
+    path = "/groups/exact:resetOffset"
+    assert api.post(path, json={"topic": "exact", "to": "latest"}).status_code == 200
+
+    def queue(offset: int, **fields: object) -> dict[str, object]:
+        return {"topic": "exact", "queues": [{"queue": 1, "offset": offset, **fields}]}
+
+    planned = api.post(path, json=queue(end - 1), params={"dryRun": "true"}).json()
+    done = api.post(path, json=queue(end - 1, broker="broker-0")).json()
+    for found in (planned, done):
+        [row] = found["queues"]
+        assert (row["queueId"], row["fromOffset"], row["toOffset"]) == (1, end, end - 1)
+    detail = problem(api.post(path, json=queue(end + 1)))[2]
+    assert detail == f"broker-0: queue 1 has the offsets 0 to {end}, and {end + 1} is outside"
+    twice = {"topic": "exact", "queues": [{"queue": 1, "offset": each} for each in (0, 1)]}
+    assert "each queue of the reset once" in problem(api.post(path, json=twice))[2]
+    assert problem(api.post(path, json=queue(1, broker="none")))[0] == 404
+    shown = api.get("/groups/exact/progress").json()
+    assert shown["total"]["lag"] == 1, "the refused resets have changed nothing"
+    tag = api.get("/groups/exact").headers["ETag"]
+    other = api.post(path, json=queue(0), headers={"If-Match": '"1.99"'})
+    assert other.status_code == 412
+    assert api.post(path, json=queue(0), headers={"If-Match": tag}).status_code == 200
 
 
 def test_a_missing_message_is_not_found(api: Client) -> None:

@@ -576,6 +576,38 @@ def test_a_locked_queue_is_released_at_the_broker_group_that_has_it(
     assert others <= locked(rest)
 
 
+def test_queues_of_several_broker_groups_are_reset_together_or_not_at_all(
+    running: Standalone, rest: httpx.Client
+) -> None:
+    sent = send_all(rest)
+    begin_to_read(rest)
+    rest.post("/groups/billing:resetOffset", json={"topic": "orders", "to": "latest"})
+    ends = {queue_of(each): each["queueOffset"] + 1 for each in sent}
+    first, second = sorted(key for key in ends if key[0] in NAMES[1:])[::2][:2]
+
+    def reset(*offsets: tuple[tuple[str, int], int]) -> httpx.Response:
+        queues = [{"broker": b, "queue": q, "offset": offset} for (b, q), offset in offsets]
+        return rest.post("/groups/billing:resetOffset", json={"topic": "orders", "queues": queues})
+
+    refused = reset((first, 0), (second, ends[second] + 1))
+    assert refused.status_code == 400
+    assert refused.json()["detail"].startswith(f"{second[0]}: queue {second[1]} has the offsets 0")
+    assert progress(rest)["total"]["lag"] == 0
+    nameless = {"topic": "orders", "queues": [{"queue": 0, "offset": 0}]}
+    refused = rest.post("/groups/billing:resetOffset", json=nameless)
+    assert "name the broker of queue 0" in refused.json()["detail"]
+    tag = rest.get("/groups/billing").headers["ETag"]
+    queues = [f"--queue={broker}/{queue}=0" for broker, queue in (first, second)]
+    done = tidemill(running, "group", "reset", "billing", "--topic=orders", *queues, "--yes")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    assert rows == [[str(q), str(ends[b, q]), "0", b] for b, q in (first, second)]
+    assert progress(rest)["total"]["lag"] == ends[first] + ends[second]
+    body = {"topic": "orders", "queues": [{"broker": first[0], "queue": first[1], "offset": 0}]}
+    path = "/groups/billing:resetOffset"
+    assert rest.post(path, json=body, headers={"If-Match": tag}).status_code == 200
+
+
 def queue_of(sent: dict[str, Any]) -> tuple[str, int]:
     return sent["broker"], sent["queueId"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final
 
 import typer
@@ -24,6 +25,9 @@ from tidemill.common.rest_client import Json
 from tidemill.common.times import INSTANT, instant_ms
 
 QUEUES_SHOWN_MAX: Final = 8  # queues in the question before a reset
+QUEUE_OFFSET: Final = re.compile(
+    r"(?:(?P<broker>[^/=]+)/)?(?P<queue>[0-9]{1,10})=(?P<offset>[0-9]{1,16})", re.ASCII
+)
 
 
 def unlock_queue(
@@ -77,6 +81,16 @@ def _lock_words(lock: Json) -> str:
     )
 
 
+QueueOffsets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--queue",
+        metavar="[BROKER/]QUEUE=OFFSET",
+        help="An exact offset of one queue; repeatable. Other queues stay as they are.",
+    ),
+]
+
+
 def reset_group(
     context: typer.Context,
     name: Name,
@@ -98,27 +112,33 @@ def reset_group(
         int | None, typer.Option(help="The same, as Unix time in milliseconds.")
     ] = None,
     offset: Annotated[int | None, typer.Option(help="The same offset in every queue.")] = None,
+    queue_offsets: QueueOffsets = None,
     is_dry: DryRun = False,
     is_sure: Yes = False,
 ) -> None:
-    """Move the position of a consumer group in one topic, or in several.
+    """Move the position of a consumer group in one topic, in several, or in single queues.
 
     Examples:
     * `tidemill group reset billing --topic orders --to earliest --dry-run`
     * `tidemill group reset billing --topic orders --at 2027-01-01T08:00:00Z`
     * `tidemill group reset billing --topic orders --topic refunds --to latest`
+    * `tidemill group reset billing --topic orders --queue broker-0/3=17 --queue broker-1/0=4`
     """
-    if sum(target is not None for target in (to, at, timestamp_ms, offset)) != 1:
-        raise typer.BadParameter("give exactly one of --to, --at, --timestamp-ms and --offset")
+    targets = (to, at, timestamp_ms, offset, queue_offsets or None)
+    if sum(target is not None for target in targets) != 1:
+        raise typer.BadParameter(
+            "give exactly one of --to, --at, --timestamp-ms, --offset and --queue"
+        )
+    if queue_offsets and len(topics) > 1:
+        raise typer.BadParameter("--queue needs exactly one --topic")
     body: dict[str, Json] = {"topics": topics} if len(topics) > 1 else {"topic": topics[0]}
-    if to is not None:
-        body["to"] = to.value
-    if timestamp_ms is not None:
-        body["timestampMs"] = timestamp_ms
-    if at is not None:
-        body["timestampMs"] = instant_ms(at)
-    if offset is not None:
-        body["offset"] = offset
+    target: dict[str, Json] = {
+        "to": to and to.value,
+        "timestampMs": timestamp_ms if at is None else instant_ms(at),
+        "offset": offset,
+        "queues": [_queue_offset_of(text) for text in queue_offsets or ()] or None,
+    }
+    body |= {key: value for key, value in target.items() if value is not None}
     path = f"/groups/{segment(name)}:resetOffset"
     if not is_dry:
         check_is_sure("group reset", is_sure=is_sure)
@@ -137,6 +157,17 @@ def reset_group(
     first = 0 if len(topics) > 1 else 1
     last = len(columns) if has_several(queues) else len(columns) - 1
     show(context, done, columns[first:last], [row[first:last] for row in rows], items=queues)
+
+
+def _queue_offset_of(text: str) -> Json:
+    """Return the JSON of a value of `--queue`. Raises BadParameter."""
+    found = QUEUE_OFFSET.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(
+            f"{text!r} is not BROKER/QUEUE=OFFSET or QUEUE=OFFSET, such as broker-0/3=17"
+        )
+    broker = {"broker": found["broker"]} if found["broker"] else {}
+    return broker | {"queue": int(found["queue"]), "offset": int(found["offset"])}
 
 
 def _topic_of(queue: Json, topics: list[str]) -> str:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from tests.support.scripted_api import ApiAnswer, ApiRequest, scripted_api
 from tidemill.cli.app import app
 
+QUEUES = ("--queue=broker-0/3=17", "--queue=4=0")
 RESET = ("group", "reset", "billing", "--topic=orders", "--topic=refunds", "--to=latest")
 
 
@@ -56,3 +57,39 @@ def test_several_topics_are_one_call_with_a_row_per_queue() -> None:
     head, *rows = ended.output.splitlines()
     assert head.split()[:3] == ["TOPIC", "QUEUE", "FROM"]
     assert [row.split()[:2] for row in rows] == [[topic, "0"] for topic in topics]
+
+
+def test_single_queues_are_one_call_with_exact_offsets() -> None:
+    asked: list[ApiRequest] = []
+
+    def answer(request: ApiRequest) -> ApiAnswer:
+        asked.append(request)
+        return ApiAnswer({"dryRun": True, "queues": []})
+
+    line = ["group", "reset", "billing", "--topic=orders", *QUEUES, "--dry-run"]
+    with scripted_api(answer) as address:
+        ended = CliRunner().invoke(app, ["--admin", address, *line])
+    assert ended.exit_code == 0, ended.output
+    queues = [{"broker": "broker-0", "queue": 3, "offset": 17}, {"queue": 4, "offset": 0}]
+    assert [each.body for each in asked] == [{"topic": "orders", "queues": queues, "dryRun": True}]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--queue=broker-0/3",),
+        ("--queue=3:17",),
+        ("--queue=/3=17",),
+        ("--queue=3=-1",),
+        ("--queue=3=17", "--to=latest"),
+        ("--queue=3=17", "--offset=0"),
+        ("--queue=3=17", "--topic=refunds"),
+        (),
+    ],
+)
+def test_a_queue_without_an_offset_or_with_another_target_is_a_usage_error(
+    wrong: tuple[str, ...],
+) -> None:
+    line = ["group", "reset", "billing", "--topic=orders", *wrong, "--yes"]
+    ended = CliRunner().invoke(app, ["--admin", "127.0.0.1:1", *line])
+    assert ended.exit_code == 2, ended.output

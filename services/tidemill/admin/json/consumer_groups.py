@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, StrictBool, StrictFloat, StrictInt
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, model_validator
 
 from tidemill.admin.json.activity import SAMPLED_AT, GroupNumbersView
 from tidemill.admin.json.conflicts import ConflictView, TopicFilterView
@@ -24,6 +24,7 @@ from tidemill.admin.json.schema import (
     Millis,
     Schema,
     Text,
+    given,
 )
 from tidemill.admin.json.topics import QueueView
 
@@ -238,14 +239,33 @@ RESET_TOPICS_MAX: Final = 100
 TopicOfReset = Annotated[Text, Field(min_length=1)]
 
 
-class OffsetResetRequest(ExclusiveSchema):
-    """The new position of a group: exactly one of `timestampMs`, `timestamp`, `to`, `offset`.
+class QueueOffsetView(Schema):
+    """A queue, and the new position of the group in it."""
 
-    It has either `topic` or `topics`.
+    broker: Text | None = Field(
+        None,
+        min_length=1,
+        description="Name of the broker group of the queue. Required if there are several.",
+        examples=["broker-0"],
+    )
+    queue: StrictInt = Field(ge=0, le=2**31, description="Number of the queue, from 0.")
+    offset: StrictInt = Field(
+        ge=0,
+        le=EXACT_MAX,
+        description="The new position, from the oldest stored offset to the end of the queue.",
+        examples=[17],
+    )
+
+
+class OffsetResetRequest(ExclusiveSchema):
+    """The new position of a group: one of `timestampMs`, `timestamp`, `to`, `offset`, `queues`.
+
+    It has either `topic` or `topics`; `queues` needs `topic`.
     """
 
-    exactly_one = ("timestamp_ms", "timestamp", "to", "offset")
+    exactly_one = ("timestamp_ms", "timestamp", "to", "offset", "queues")
     one_choice = ("topic", "topics")
+    refused_objects = (given("queues", "topics"),)
 
     topic: Text | None = Field(None, min_length=1, description="Topic of the reset.")
     topics: list[TopicOfReset] | None = Field(
@@ -264,7 +284,20 @@ class OffsetResetRequest(ExclusiveSchema):
     offset: StrictInt | None = Field(
         None, ge=0, le=EXACT_MAX, description="This offset in each queue, within its stored range."
     )
+    queues: Annotated[list[QueueOffsetView], LimitedSize] | None = Field(
+        None,
+        min_length=1,
+        description="An exact offset for each of these queues of `topic`. The other queues, and"
+        " retries, stay as they are. An offset outside its queue is refused.",
+    )
     dry_run: StrictBool = Field(False, description=REQUESTED_DRY_RUN)
+
+    @model_validator(mode="after")
+    def of_one_topic(self) -> Self:
+        """Reject queues without the one topic that has them."""
+        if self.queues is not None and self.topic is None:
+            raise ValueError("queues needs topic, and not topics")
+        return self
 
 
 class PullOffsetDeletionRequest(Schema):
@@ -314,4 +347,6 @@ class OffsetResetView(Schema):
     topic: str | None = Field(
         None, description="Name of the topic. Missing for a reset of `topics`."
     )
-    queues: list[QueueResetView] = Field(description="Each queue of each topic.")
+    queues: list[QueueResetView] = Field(
+        description="Each queue of each topic, or each of the given `queues`."
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import functools
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -17,11 +18,13 @@ from tidemill.admin.json.consumer_groups import (
     PullOffsetDeletionRequest,
     PullOffsetDeletionView,
     PullOffsetView,
+    QueueOffsetView,
+    QueueResetView,
 )
 from tidemill.admin.json.deliveries import LockReleaseRequest, LockReleaseView
 from tidemill.admin.json.schema import millis_of
 from tidemill.admin.routes import Caller, ChangeAuthor, Cluster, DryRun, GroupName
-from tidemill.common.errors import BrokerGroupUnreachable, Conflict, ServiceError
+from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, Conflict, ServiceError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["groups"])
@@ -40,28 +43,35 @@ async def reset_offset(
     """Move a group to another position of topics, at all broker groups or at none.
 
     The query or the body can request a dry run. Each broker logs the old position, the new position
-    and the caller. Several topics are checked first, and then reset one after the other.
+    and the caller. Several topics are checked first, and then reset one after the other. `queues`
+    changes only the broker groups that it names; all of them check it first.
     """
     is_dry = dry_run or reset.dry_run
     topics = list(dict.fromkeys(reset.topics or [reset.topic or ""]))
 
-    def change(topic: str, *, is_dry: bool) -> Awaitable[list[BrokerAnswer[pb.ResetOffsetReply]]]:
-        planned, request = (
-            _reset_of(
-                group,
-                topic,
-                reset,
-                expected=match.wire,
-                dry_run=each,
-                requested_by=caller,
-                audit=author.of(f"Group:{group}"),
-            )
-            for each in (True, is_dry)
+    def request(
+        topic: str, *, is_dry: bool, queues: Sequence[QueueOffsetView] = ()
+    ) -> pb.ResetOffsetRequest:
+        return _reset_of(
+            group,
+            topic,
+            reset,
+            queues,
+            expected=match.wire,
+            dry_run=is_dry,
+            requested_by=caller,
+            audit=author.of(f"Group:{group}"),
         )
+
+    def change(topic: str, *, is_dry: bool) -> Awaitable[list[BrokerAnswer[pb.ResetOffsetReply]]]:
+        if reset.queues is not None:
+            return _reset_queues(
+                cluster, reset.queues, functools.partial(request, topic), is_dry=is_dry
+            )
         return cluster.change_all(
             calls.RESET_OFFSET,
-            dry_run=planned,
-            request=request,
+            dry_run=request(topic, is_dry=True),
+            request=request(topic, is_dry=is_dry),
             home_first=match.expected is not None and not is_dry,
         )
 
@@ -84,23 +94,70 @@ async def reset_offset(
         by=caller,
         group=group,
         topic=reset.topic,
-        queues=[
-            render.queue_reset_of(topic, queue, from_offset, to_offset, broker)
-            for topic, answers in replies.items()
-            for broker, reply in answers
-            for queue, from_offset, to_offset in zip(
-                reply.queues, reply.from_offsets, reply.to_offsets, strict=True
-            )
-        ],
+        queues=[row for topic, answers in replies.items() for row in _rows_of(topic, answers)],
     )
 
 
+def _rows_of(
+    topic: str, answers: Sequence[BrokerAnswer[pb.ResetOffsetReply]]
+) -> Iterator[QueueResetView]:
+    for broker, reply in answers:
+        for queue, from_offset, to_offset in zip(
+            reply.queues, reply.from_offsets, reply.to_offsets, strict=True
+        ):
+            yield render.queue_reset_of(topic, queue, from_offset, to_offset, broker)
+
+
+async def _reset_queues(
+    cluster: Brokers,
+    queues: Sequence[QueueOffsetView],
+    request_of: Callable[..., pb.ResetOffsetRequest],
+    *,
+    is_dry: bool,
+) -> list[BrokerAnswer[pb.ResetOffsetReply]]:
+    """Reset a group in single queues, if all their broker groups accept that. Raises ServiceError.
+
+    Each broker group compares the expected version with its copy of the consumer group.
+    """
+    by_broker: dict[str, list[QueueOffsetView]] = {}
+    members = await cluster.members()
+    for each in queues:
+        if each.broker is None and len(members) > 1:
+            raise BadRequest(
+                f"there are {len(members)} broker groups; name the broker of queue {each.queue}"
+            )
+        by_broker.setdefault(each.broker or members[0].name, []).append(each)
+    found = [(await cluster.member(broker), own) for broker, own in by_broker.items()]
+    answers: list[BrokerAnswer[pb.ResetOffsetReply]] = []
+    for is_plan in (True,) if is_dry else (True, False):
+        answers = []
+        for member, own in found:
+            try:
+                reply = await member.client.call(
+                    calls.RESET_OFFSET, request_of(is_dry=is_plan, queues=own)
+                )
+            except ServiceError as error:
+                done = ", ".join(answer.broker for answer in answers)
+                after = f"; the group is reset at {done} already" if done and not is_plan else ""
+                raise type(error)(f"{member.name}: {error.message}{after}") from None
+            answers.append(BrokerAnswer(member.name, reply))
+    return answers
+
+
 def _reset_of(
-    group: str, topic: str, reset: OffsetResetRequest, **fields: Any
+    group: str,
+    topic: str,
+    reset: OffsetResetRequest,
+    queues: Sequence[QueueOffsetView],
+    **fields: Any,
 ) -> pb.ResetOffsetRequest:
-    """Return the request to reset a group in one topic."""
+    """Return the request to reset a group in one topic, or in these queues of it."""
     request = pb.ResetOffsetRequest(group=group, topic=topic, **fields)
-    if reset.timestamp is not None:
+    if queues:
+        request.queues.queues.extend(
+            pb.QueueOffset(queue_id=each.queue, offset=each.offset) for each in queues
+        )
+    elif reset.timestamp is not None:
         request.timestamp_ms = millis_of(reset.timestamp)
     elif reset.timestamp_ms is not None:
         request.timestamp_ms = reset.timestamp_ms

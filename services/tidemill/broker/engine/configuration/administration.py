@@ -5,7 +5,7 @@ It is one file, because all changes have the same checks of names, limits and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, final
 
@@ -66,6 +66,7 @@ from tidemill.common.errors import (
     GroupNotFound,
     IllegalOffset,
     Overloaded,
+    QueueNotFound,
     TopicNotFound,
 )
 from tidemill.message.resource_names import (
@@ -82,9 +83,10 @@ SPREAD_MS_MAX = 3_600_000  # an hour: deliveries stay near their time
 
 
 class ResetTarget(NamedTuple):
-    """The target of an offset reset: exactly one of the four fields is set."""
+    """The target of an offset reset: exactly one of the five fields is set."""
 
     offsets: Sequence[int] | None = None  # by queue, as `Inspection.look_up_time` finds them
+    queues: Mapping[QueueId, int] | None = None  # exact offsets; other queues stay as they are
     offset: int | None = None
     earliest: bool = False
     latest: bool = False
@@ -476,17 +478,19 @@ class Administration:
     ) -> list[int]:
         """Set a group's offsets in a topic. Earlier deliveries and retries become void.
 
-        Returns the new offset in each queue. Raises TopicNotFound, GroupNotFound, IllegalOffset.
+        A reset of single queues keeps the retries, because retries do not belong to one queue.
+        Returns the new offset in each queue. Raises TopicNotFound, GroupNotFound, QueueNotFound,
+        IllegalOffset.
         """
         group, topic, new_offsets = self.plan_reset(group_name, topic_name, target)
-        offsets = [[topic.id, queue_id, offset] for queue_id, offset in enumerate(new_offsets)]
+        offsets = [[topic.id, queue_id, offset] for queue_id, offset in new_offsets.items()]
         retry_id = self._catalog.retry_topic_ids.get((group.id, topic.id))
-        if retry_id is not None:
+        if retry_id is not None and target.queues is None:
             retries = self._catalog.queues_of(self._catalog.topics[retry_id])
             offsets += [[retry_id, queue.queue_id, queue.max_offset] for queue in retries]
         config = {"op": "reset", "group_id": group.id, "offsets": offsets}
         self._put(config, now_ms)
-        return new_offsets
+        return list(new_offsets.values())
 
     def update_pull_offset(
         self, group_id: GroupId, topic_id: TopicId, queue_id: QueueId, offset: int, now_ms: int
@@ -548,15 +552,18 @@ class Administration:
 
     def plan_reset(
         self, group_name: str, topic_name: str, target: ResetTarget
-    ) -> tuple[ConsumerGroup, Topic, list[int]]:
-        """Return the result of a reset without doing it. Raises as `reset_offset`."""
+    ) -> tuple[ConsumerGroup, Topic, dict[QueueId, int]]:
+        """Return the new offset of each queue that a reset sets. Raises as `reset_offset`."""
         group = self._catalog.find_group(group_name)
         topic = self._catalog.find_topic(topic_name)
         if group is None:
             raise GroupNotFound(f"there is no consumer group {group_name!r}")
         if topic is None:
             raise TopicNotFound(f"there is no topic {topic_name!r}")
-        offsets = [self._resolve(queue, target) for queue in self._catalog.queues_of(topic)]
+        queues = self._catalog.queues_of(topic)
+        if target.queues is not None:
+            return group, topic, _check_offsets(queues, target.queues)
+        offsets = {queue.queue_id: self._resolve(queue, target) for queue in queues}
         return group, topic, offsets
 
     def _resolve(self, queue: ConsumeQueue, target: ResetTarget) -> int:
@@ -573,6 +580,22 @@ class Administration:
         if offset < 0:
             raise IllegalOffset(f"an offset is 0 or more, not {offset}")
         return min(max(offset, queue.min_offset), queue.max_offset)
+
+
+def _check_offsets(
+    queues: Sequence[ConsumeQueue], offsets: Mapping[QueueId, int]
+) -> dict[QueueId, int]:
+    """Return the offsets in the order of the queues. Raises QueueNotFound, IllegalOffset."""
+    missing = [queue_id for queue_id in offsets if queue_id >= len(queues)]
+    if missing:
+        raise QueueNotFound(f"the topic has the queues 0 to {len(queues) - 1}, not {missing[0]}")
+    for queue_id, offset in offsets.items():
+        begin, end = queues[queue_id].min_offset, queues[queue_id].max_offset
+        if not begin <= offset <= end:
+            raise IllegalOffset(
+                f"queue {queue_id} has the offsets {begin} to {end}, and {offset} is outside"
+            )
+    return dict(sorted(offsets.items()))
 
 
 def _check_retry(

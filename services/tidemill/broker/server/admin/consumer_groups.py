@@ -199,29 +199,35 @@ class ConsumerGroupAdmin:
 
     async def ResetOffset(self, request: pb.ResetOffsetRequest) -> pb.ResetOffsetReply:
         """Set the offsets from which a consumer group reads a topic; a dry run only plans them."""
-        offsets = None
+        found = None
         if request.WhichOneof("target") == "timestamp_ms":
-            offsets = await self._look_up_time(request)
+            found = await self._look_up_time(request)
 
         def reset(engine: Engine, turn: Turn) -> pb.ResetOffsetReply:
-            if offsets is None:
+            if found is None:
                 target = config_frames.reset_target(request)
             else:
-                target = ResetTarget(offsets=offsets)
+                target = ResetTarget(offsets=found)
             find_topic(engine, request.topic)
             group, topic, after = engine.administration.plan_reset(
                 request.group, request.topic, target
             )
-            check_expected(request, group)
+            check_expected(request, group, also_of_copy=target.queues is not None)
             before = engine.inspection.consumer_offsets(group, topic)
             queues = engine.inspection.queue_status(topic)
+            place: dict[str, object] = {"topic": request.topic}
+            if target.queues is not None:
+                before = [before[queue_id] for queue_id in after]
+                queues = [queues[queue_id] for queue_id in after]
+                place["queues"] = list(after)
+            offsets = list(after.values())
             if not request.dry_run:
                 with audited(
                     engine,
                     request,
                     before={"offsets": before},
-                    after={"offsets": after},
-                    place={"topic": request.topic},
+                    after={"offsets": offsets},
+                    place=place,
                 ):
                     engine.administration.reset_offset(
                         request.group, request.topic, target, turn.now_ms
@@ -230,13 +236,13 @@ class ConsumerGroupAdmin:
                     request.group,
                     request.topic,
                     from_offsets=before,
-                    to_offsets=after,
+                    to_offsets=offsets,
                     by=request.requested_by,
                 )
             return pb.ResetOffsetReply(
                 queues=[config_frames.queue_status(queue) for queue in queues],
                 from_offsets=before,
-                to_offsets=after,
+                to_offsets=offsets,
             )
 
         return await in_round(self._rounds, reset)

@@ -69,21 +69,35 @@ class _ChangeRequest(Protocol):
         """Return whether the field is set."""
 
 
-def check_expected(request: _ChangeRequest, found: Topic | ConsumerGroup | None) -> None:
+def check_expected(
+    request: _ChangeRequest, found: Topic | ConsumerGroup | None, *, also_of_copy: bool = False
+) -> None:
     """Check that a topic or consumer group has the version that the request expects.
 
-    Only the home compares: a copy at another broker group may be late. Raises PreconditionFailed.
+    Only the home compares a change at all broker groups: a copy may be late, and its broker group
+    would refuse the change alone. `also_of_copy` is for a change at single broker groups.
+    Raises PreconditionFailed.
     """
     if not request.HasField("expected"):
         return
     expected = request.expected
     if found is None:
         raise PreconditionFailed("it does not exist any more; nothing was changed")
-    if not found.home_id and (found.id, found.version) != (expected.id, expected.version):
+    if found.home_id and not also_of_copy:
+        return
+    present, wanted = (found.home_id or found.id, found.version), (expected.id, expected.version)
+    if present == wanted:
+        return
+    versions = (
+        f"{found.name!r} has the version {present[0]}.{present[1]}, and the request expects"
+        f" {wanted[0]}.{wanted[1]}; nothing was changed"
+    )
+    if found.home_id and present < wanted:
         raise PreconditionFailed(
-            f"{found.name!r} has the version {found.id}.{found.version}, and the request expects"
-            f" {expected.id}.{expected.version}; nothing was changed: read it again"
+            f"{versions}: this broker group has not got the last change from the home yet; repeat"
+            " the request"
         )
+    raise PreconditionFailed(f"{versions}: read it again")
 
 
 def find_group(engine: Engine, name: str) -> ConsumerGroup:

@@ -7,7 +7,7 @@ from typing import Final, TypedDict
 
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import Engine
-from tidemill.broker.engine.layout.numbers import GroupId, TopicId
+from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import (
     Beginnings,
     ConfigChanges,
@@ -458,5 +458,10 @@ def reset_target(request: pb.ResetOffsetRequest) -> ResetTarget:
             return ResetTarget(latest=True)
         case "offset":
             return ResetTarget(offset=request.offset)
+        case "queues":
+            queues = {QueueId(each.queue_id): each.offset for each in request.queues.queues}
+            if not queues or len(queues) < len(request.queues.queues):
+                raise BadRequest("name each queue of the reset once, and at least one queue")
+            return ResetTarget(queues=queues)
         case _:
-            raise BadRequest("set a target: earliest, latest, offset or timestamp_ms")
+            raise BadRequest("set a target: earliest, latest, offset, queues or timestamp_ms")
