@@ -78,7 +78,7 @@ def test_a_change_of_another_version_is_refused(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("change", [reset_queue])
+@pytest.mark.parametrize("change", [reset_queue, release])
 @pytest.mark.parametrize(
     ("expected", "advice"),
     [
@@ -110,6 +110,9 @@ def test_a_change_at_one_broker_group_passes_with_the_version_of_its_copy() -> N
         expected = pb.ExpectedVersion(id=HOME_ID, version=VERSION)
         async with asyncio.timeout(20), world.running():
             await reset_queue(world, expected)
+            with pytest.raises(RpcError) as raised:
+                await release(world, expected)
+            assert dict(raised.value.trailers)[ERROR_KEY] == "Conflict", "no queue is locked"
 
     asyncio.run(main())
 

@@ -178,7 +178,7 @@ class ConsumerGroupAdmin:
 
         def release(engine: Engine, turn: Turn) -> pb.QueueLock:
             group, topic = find_group(engine, request.group), find_topic(engine, request.topic)
-            check_expected(request, group)
+            check_expected(request, group, also_of_copy=True)
             if not group.is_ordered:
                 raise Conflict(f"consumer group {group.name!r} is not FIFO, so it has no locks")
             check_queue_id(topic, request.queue_id)
