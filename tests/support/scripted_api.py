@@ -18,7 +18,7 @@ class ApiRequest(NamedTuple):
 
     method: str
     path: str  # without the base path, with the query
-    body: Any
+    body: Any  # of NDJSON: a list with a value per line
     authorization: str
 
 
@@ -46,12 +46,17 @@ def scripted_api(answer: Answer) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Do not log requests."""
 
+        def _read(self, content: bytes) -> Any:
+            if self.headers.get("content-type") == "application/x-ndjson":
+                return [json.loads(line) for line in content.splitlines()]
+            return json.loads(content) if content else None
+
         def _reply(self) -> None:
             content = self.rfile.read(int(self.headers.get("content-length", 0)))
             request = ApiRequest(
                 self.command,
                 self.path.removeprefix(BASE_PATH),
-                json.loads(content) if content else None,
+                self._read(content),
                 self.headers.get("authorization", ""),
             )
             found = answer(request)

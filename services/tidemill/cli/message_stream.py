@@ -6,12 +6,14 @@ import base64
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import IO, Final
+from http import HTTPStatus
+from typing import Final
 
 import typer
 
+from tidemill.cli.line_source import LINE_BYTES_MAX, LineBatches, LineSource
 from tidemill.cli.rest import confirm_context, connect, say
 from tidemill.common.exit_codes import (
     EXIT_INTERRUPTED,
@@ -22,11 +24,11 @@ from tidemill.common.exit_codes import (
 from tidemill.common.prompts import warn
 from tidemill.common.rest_client import Json, RestClient, RestRejection, RestUnreachable
 
-LINE_BYTES_MAX: Final = 8 << 20  # a body of 4 MiB in base64, with properties
+BATCH_BYTES_MAX: Final = 8 << 20  # as of the REST API
 ERRORS_KEPT_MAX: Final = 100  # for --output json
 ERRORS_SHOWN_MAX: Final = 10  # on standard error
 PROGRESS_PERIOD_S: Final = 1.0
-KEY_FIELD: Final = "idempotencyKey"  # of a JSON line; REST has it as a header
+KEY_FIELD: Final = "idempotencyKey"  # of a JSON line
 
 
 class WrongLine(Exception):
@@ -85,18 +87,20 @@ def send_lines(
     status = 0
     try:
         with connect(context).connected() as client:
-            for number, line in _paced(_lines(sys.stdin.buffer), rate):
-                try:
-                    message = _message(line, common, is_json=is_json)
-                    counts.duplicates += bool(_send(client, path, query, message).get("duplicate"))
-                    counts.sent += 1
-                except (WrongLine, RestRejection) as error:
-                    counts.note_failure(number, str(error))
+            sender = _BatchSender(client, path, query, counts)
+            for batch in LineBatches(LineSource(sys.stdin.buffer), rate):
+                for line in batch:
+                    try:
+                        message = _message(line.content, common, is_json=is_json)
+                        sender.add(line.number, _encoded(message))
+                    except WrongLine as error:
+                        sender.send()  # The failures are reported in the order of the lines.
+                        counts.note_failure(line.number, str(error))
+                sender.send()
                 progress.show(counts)
-    except RestUnreachable as error:
-        line_text = f"line {counts.sent + counts.failed + 1}"
-        warn(f"{line_text}: no answer ({error}); it may be stored. The next lines are not sent")
-        status = EXIT_PARTIAL if counts.sent else EXIT_UNREACHABLE
+    except StreamStopped as error:
+        warn(f"{error}. The next lines are not sent")
+        status = EXIT_PARTIAL if counts.sent else error.status
     except KeyboardInterrupt:
         status = EXIT_INTERRUPTED
     progress.end()
@@ -107,37 +111,90 @@ def send_lines(
         raise typer.Exit(status)
 
 
-def _send(client: RestClient, path: str, query: Mapping[str, str] | None, message: Json) -> Json:
-    key = message.pop(KEY_FIELD, None)
-    headers = None if key is None else {"Idempotency-Key": key}
-    return client.call("POST", path, query=query, body=message, headers=headers)
+class StreamStopped(Exception):
+    """A line may be stored or not, so the next ones are not sent; the text says which and why."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status  # of the command, if no line was sent before
 
 
-def _lines(source: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
-    """Yield the number and the content of each line; None: the line is too long."""
-    number = 0
-    while line := source.readline(LINE_BYTES_MAX + 1):
-        number += 1
-        is_whole = line.endswith(b"\n") or len(line) <= LINE_BYTES_MAX
-        rest = line
-        while not is_whole and rest and not rest.endswith(b"\n"):
-            rest = source.readline(LINE_BYTES_MAX)
-        yield number, line.removesuffix(b"\n").removesuffix(b"\r") if is_whole else None
+class _BatchSender:
+    """Sends messages in batches, and counts the outcome of each line."""
+
+    def __init__(
+        self, client: RestClient, path: str, query: Mapping[str, str] | None, counts: StreamCounts
+    ) -> None:
+        self._client = client
+        self._path = path
+        self._query = query
+        self._counts = counts
+        self._lines: list[tuple[int, bytes]] = []  # number and message
+        self._size_bytes = 0
+
+    def add(self, number: int, message: bytes) -> None:
+        """Add a line to the batch. Send the batch first if it has no room for the line."""
+        if self._size_bytes + len(message) > BATCH_BYTES_MAX:
+            self.send()
+        self._lines.append((number, message))
+        self._size_bytes += len(message)
+
+    def send(self) -> None:
+        """Send the lines of the batch. Raises StreamStopped."""
+        lines, self._lines, self._size_bytes = self._lines, [], 0
+        if lines:
+            self._send(lines)
+
+    def _send(self, lines: list[tuple[int, bytes]]) -> None:
+        try:
+            answer = self._client.call(
+                "POST",
+                f"{self._path}:batch",
+                query=self._query,
+                content=b"".join(message for _, message in lines),
+                headers={"Content-Type": "application/x-ndjson"},
+            )
+        except RestRejection as error:
+            if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE and len(lines) > 1:
+                # The admin process has a lower limit than the one of the API.
+                middle = len(lines) // 2
+                self._send(lines[:middle])
+                self._send(lines[middle:])
+                return
+            for number, _ in lines:
+                self._counts.note_failure(number, str(error))
+            return
+        except RestUnreachable as error:
+            is_single = len(lines) == 1
+            names = f"line {lines[0][0]}" if is_single else f"lines {lines[0][0]} to {lines[-1][0]}"
+            raise StreamStopped(
+                f"{names}: no answer ({error}); {'it' if is_single else 'they'} may be stored",
+                EXIT_UNREACHABLE,
+            ) from error
+        for (number, _), outcome in zip(lines, answer["outcomes"], strict=True):
+            self._note(number, outcome)
+
+    def _note(self, number: int, outcome: Json) -> None:
+        match outcome["outcome"]:
+            case "STORED" | "DUPLICATE" as stored:
+                self._counts.sent += 1
+                self._counts.duplicates += stored == "DUPLICATE"
+            case "UNKNOWN":
+                raise StreamStopped(
+                    f"line {number}: {outcome['detail']} (the outcome is unknown; the line may be"
+                    " stored)",
+                    EXIT_PARTIAL,
+                )
+            case _:
+                self._counts.note_failure(number, outcome["detail"])
 
 
-def _paced(
-    lines: Iterator[tuple[int, bytes | None]], rate: float | None
-) -> Iterator[tuple[int, bytes | None]]:
-    """Yield lines, at most `rate` per second."""
-    due_s = time.monotonic()
-    for line in lines:
-        if rate is not None:
-            now_s = time.monotonic()
-            if due_s > now_s:
-                time.sleep(due_s - now_s)
-            # A slow call is not made up for: the rate is a limit at each time.
-            due_s = max(due_s, now_s) + 1 / rate
-        yield line
+def _encoded(message: Json) -> bytes:
+    """Return a message as a line of a batch. Raises WrongLine."""
+    try:
+        return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    except UnicodeEncodeError as error:
+        raise WrongLine("a text contains half a character (a lone surrogate)") from error
 
 
 def _message(line: bytes | None, common: Json, *, is_json: bool) -> Json:

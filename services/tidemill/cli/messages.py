@@ -159,8 +159,8 @@ def send_message(
     * `tidemill message send orders - --rate 100 < bodies.txt`
     * `tidemill message send orders - --json-lines < messages.jsonl`
 
-    With `-`, the lines are sent in their order, one after the other. Exit status: 5 if some lines
-    failed, 1 if all did.
+    With `-`, the lines are sent in their order, in batches. A line waits at most 50 ms for the next
+    ones. Exit status: 5 if some lines failed or are unknown, 1 if all failed.
     """
     is_stream = body == "-"
     if not is_stream and (is_json_lines or rate is not None):

@@ -77,14 +77,16 @@ class RestClient:
         path: str,
         *,
         body: Json = None,
+        content: bytes | None = None,
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Json:
         """Send one request and return the JSON of the response; None if it is empty.
 
+        `content` is a body that is not JSON; `headers` then has its type.
         Raises RestRejection, RestUnreachable, RestOptionError.
         """
-        response = self._request(method, path, body, query, headers or {})
+        response = self._request(method, path, body, query, headers or {}, content)
         try:
             return response.json() if response.content else None
         except ValueError as error:
@@ -101,6 +103,7 @@ class RestClient:
         body: Json,
         query: Mapping[str, str] | None,
         headers: Mapping[str, str],
+        content: bytes | None = None,
     ) -> httpx.Response:
         with _without_command_line():
             import httpx
@@ -112,6 +115,7 @@ class RestClient:
                     method,
                     self.at(path),
                     json=body,
+                    content=content,
                     params=query,
                     headers=httpx.Headers({**self._headers(), **headers}, encoding="utf-8"),
                 )
