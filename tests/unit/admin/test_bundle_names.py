@@ -148,12 +148,28 @@ def free_text(text: str) -> str:
     ],
 )
 @pytest.mark.parametrize(
-    "form", ["{}", "dial {}: refused", "[{}]:8080", "peer ipv6:%5B{}%5D:4711.", "ipv6:{}", "at {}."]
+    "form",
+    [
+        "{}",
+        "dial {}: refused",
+        "[{}]:8080",
+        "peer ipv6:%5B{}%5D:4711.",
+        "ipv6:{}",
+        "peer:{}",
+        "from node-x:{}, again",
+        "at {}.",
+    ],
 )
 def test_an_ipv6_address_in_a_text_becomes_a_hash(form: str, address: str) -> None:
     before, _, after = form.partition("{}")
     shown = free_text(form.format(address))
     assert re.fullmatch(f"{re.escape(before)}hidden-[0-9a-f]{{10}}{re.escape(after)}", shown), shown
+
+
+@pytest.mark.parametrize("before", [" :", "node-1:", "x: :"])
+def test_an_ipv6_address_behind_digits_or_a_bare_colon_is_hidden(before: str) -> None:
+    shown = free_text(f"{before}2001:db8::7 again")
+    assert re.fullmatch("[a-z: -]*hidden-[0-9a-f]{10} again", shown), shown
 
 
 def test_the_forms_of_an_ipv6_address_have_one_hash() -> None:

@@ -14,10 +14,11 @@ HIDDEN: Final = "hidden"
 # Names in any text: of topics, consumer groups, users and clients, and IP addresses.
 _WORD: Final = re.compile(r"[A-Za-z0-9_%|.@#+-]+")
 _ADDRESS: Final = re.compile(r"(\d{1,3}\.){3}\d{1,3}")
-# A candidate for an IPv6 address, also in brackets. A time such as 12:30:01 is no address. The zone
-# of a link-local address follows a %, and %5B and %5D are the brackets of a peer of gRPC.
+# A candidate for an IPv6 address, also in brackets and behind a word and a colon. A time such as
+# 12:30:01 is no address. The zone of a link-local address follows a %, and %5B and %5D are the
+# brackets of a peer of gRPC.
 _ADDRESS_6: Final = re.compile(
-    r"(?:(?<=ipv6:)|(?<=%5B)|(?<![\w:.%]))"
+    r"(?:(?<=[^:]:)|(?<=%5B)|(?<![\w:.%]))"
     r"([0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?:(?:\d{1,3}\.){3}\d{1,3})?)"
     r"(?!\w|:[0-9A-Fa-f:]|\.\d)(%(?!5[Dd])[A-Za-z0-9_.-]*[A-Za-z0-9])?"
 )
@@ -187,10 +188,12 @@ class HiddenNames:
     def _address_6(self, found: re.Match[str]) -> str:
         """Return the hash of an IPv6 address, and every other text as it is."""
         whole, zone = found.group(1), found.group(2) or ""
+        begin = ":" if whole[0] == ":" != whole[1] else ""  # A colon may precede the address.
+        whole = whole.removeprefix(begin)
         for colon in ("", ":"):  # A colon may follow the address.
             with contextlib.suppress(ValueError):
                 address = ipaddress.IPv6Address(whole.removesuffix(colon))
-                return f"{HIDDEN}-{self._digest(address.compressed + zone)}{colon}"
+                return f"{begin}{HIDDEN}-{self._digest(address.compressed + zone)}{colon}"
         return found.group()
 
     def _hash(self, text: str) -> str:
