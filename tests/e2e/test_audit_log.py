@@ -219,7 +219,11 @@ def change_timers(world: World) -> None:
     [cancelled] = world.changes(resource=names[1])
     assert (cancelled["before"]["state"], cancelled["after"]["state"]) == ("PENDING", "CANCELLED")
     before = world.changes()
-    assert world.http.post(f"/timers/{ids[1]}:cancel").is_success
+    planned = world.http.post(f"/timers/{ids[0]}:cancel", params={"dryRun": "true"})
+    assert planned.json()["outcome"] == "DONE"
+    for query in ({"dryRun": "true"}, {}):
+        repeated = world.http.post(f"/timers/{ids[1]}:cancel", params=query)
+        assert repeated.json()["outcome"] == "ALREADY_CANCELLED"
     assert world.changes() == before, "a second cancel changes nothing"
     act("fireTimer", names[2], "Update", ids[2])
     change_several_timers(world)

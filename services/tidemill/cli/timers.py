@@ -29,6 +29,7 @@ from tidemill.cli.timer_changes import (
     ids_of,
 )
 from tidemill.common.clock import SystemClock
+from tidemill.common.exit_codes import EXIT_REFUSED
 from tidemill.common.prompts import confirm
 from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, INSTANT, duration_ms, from_now, instant_ms, utc
@@ -218,7 +219,8 @@ def cancel_timer(
 ) -> None:
     """Cancel delayed messages: they are never delivered.
 
-    A repeated cancel succeeds. A cancel after the delivery is an error. With --topic or --key, an
+    A repeated cancel changes nothing, says so and exits with 1, and so does a cancel after the
+    delivery. With --topic or --key, an
     operation cancels all pending timers that match, in the background.
 
     Examples:
@@ -241,6 +243,9 @@ def cancel_timer(
             return
         confirm(f"Cancel timer {timer}: {_message_of(planned)}? It is never delivered then.")
     cancelled = call(context, "POST", path, query=_at(broker))
+    if cancelled.get("outcome") == "ALREADY_CANCELLED":
+        say(context, cancelled, f"timer {timer} was cancelled before (ALREADY_CANCELLED)")
+        raise typer.Exit(EXIT_REFUSED)
     say(context, cancelled, f"timer {timer} is cancelled")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, StrictInt
 
 from tidemill.admin.json.schema import (
@@ -44,6 +46,15 @@ class TimerView(Schema):
         None, description="Time at which the producer created the message (Unix, ms)."
     )
     born_host: str | None = Field(None, description="Host of the producer.")
+
+
+class TimerCancellationView(TimerView):
+    """A cancelled timer."""
+
+    outcome: Literal["DONE", "ALREADY_CANCELLED"] = Field(
+        description="ALREADY_CANCELLED: an earlier call has cancelled it. In a dry run: the outcome"
+        " that the call would have."
+    )
 
 
 class TimerPageView(Schema):

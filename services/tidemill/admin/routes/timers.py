@@ -16,6 +16,7 @@ from tidemill.admin.json.schema import EXACT_MAX, Instant, millis_of
 from tidemill.admin.json.timers import (
     HistogramStep,
     RescheduleRequest,
+    TimerCancellationView,
     TimerHistogramView,
     TimerPageView,
     TimerView,
@@ -155,8 +156,11 @@ async def cancel_timer(
     author: ChangeAuthor,
     broker: BrokerName = None,
     dry_run: DryRun = False,
-) -> TimerView:
-    """Cancel a timer, so that its message is never delivered. Repeating the call is allowed."""
+) -> TimerCancellationView:
+    """Cancel a timer, so that its message is never delivered.
+
+    The call can be repeated: the outcome is then ALREADY_CANCELLED, and nothing changes.
+    """
     request = pb.CancelTimerRequest(
         timer_id=timer_id,
         dry_run=dry_run,
@@ -164,7 +168,11 @@ async def cancel_timer(
         audit=author.of(f"Timer:{timer_id}"),
     )
     member, _ = await _find_timer(cluster, access, timer_id, broker, (Action.PUB, Action.UPDATE))
-    return _view(await member.client.call(calls.CANCEL_TIMER, request), member, access)
+    timer = await member.client.call(calls.CANCEL_TIMER, request)
+    return TimerCancellationView(
+        **_view(timer, member, access).model_dump(),
+        outcome="ALREADY_CANCELLED" if timer.was_cancelled else "DONE",
+    )
 
 
 @router.post("/timers/{timer_id}:reschedule", response_model_exclude_none=True)

@@ -116,21 +116,21 @@ class TimerAdmin:
         )
 
     async def CancelTimer(self, request: pb.CancelTimerRequest) -> pb.Timer:
-        """Cancel a pending timer; a dry run only checks it. A second cancel succeeds, too."""
+        """Cancel a pending timer; a dry run only checks it. A second cancel changes nothing."""
 
-        def cancel(engine: Engine, turn: Turn) -> TimerStatus:
+        def cancel(engine: Engine, turn: Turn) -> tuple[bool, TimerStatus]:
+            commands, timer_id = engine.timers.commands, TimerId(request.timer_id)
+            facts = _facts_of(engine, timer_id)
+            after = {**facts, "state": TimerState.CANCELLED.name}
             if request.dry_run:
-                engine.timers.commands.check_cancel(TimerId(request.timer_id))
+                commands.check_cancel(timer_id)
             else:
-                commands, timer_id = engine.timers.commands, TimerId(request.timer_id)
-                facts = _facts_of(engine, timer_id)
-                after = {**facts, "state": TimerState.CANCELLED.name}
                 with audited(engine, request, before=facts, after=after):
                     commands.cancel(timer_id, now_ms=turn.now_ms)
-            return engine.timers.commands.status(TimerId(request.timer_id))
+            return facts == after, commands.status(timer_id)
 
-        status = await in_round(self._rounds, cancel)
-        if not request.dry_run:
+        was_cancelled, status = await in_round(self._rounds, cancel)
+        if not request.dry_run and not was_cancelled:
             log.info(
                 "timer cancelled",
                 timer_id=status.timer_id,
@@ -138,7 +138,7 @@ class TimerAdmin:
                 due_at_ms=status.due_at_ms,
                 by=request.requested_by,
             )
-        return timer_message(status)
+        return timer_message(status, was_cancelled=was_cancelled)
 
     async def RescheduleTimer(self, request: pb.RescheduleTimerRequest) -> pb.Timer:
         """Change the due time of a pending timer."""

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.timer.status import TimerStatus
 
 
-def timer_message(status: TimerStatus) -> pb.Timer:
+def timer_message(status: TimerStatus, *, was_cancelled: bool = False) -> pb.Timer:
     """Return a timer as a message."""
     return pb.Timer(
         timer_id=status.timer_id,
@@ -23,4 +23,5 @@ def timer_message(status: TimerStatus) -> pb.Timer:
         scheduled_at_ms=status.scheduled_at_ms,
         size=status.size,
         head=status.head,
+        was_cancelled=was_cancelled,
     )
