@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,7 +12,7 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone, standalone
-from tests.support.processes.replicated_standalone import send_signal
+from tests.support.processes.replicated_standalone import FLAGS, REPLICAS, send_signal
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +69,27 @@ def test_an_overview_comes_while_a_broker_hangs(running: Standalone) -> None:
     finally:
         send_signal([broker], signal.SIGCONT)
     eventually(lambda: overview(running)["status"] == "OK")
+
+
+def test_broker_groups_stay_in_the_overview_while_the_controllers_hang(tmp_path: Path) -> None:
+    def replicas(found: dict[str, Any]) -> list[Any]:
+        return [each for group in found.get("brokerGroups", ()) for each in group["replicas"]]
+
+    with standalone(tmp_path / "data", *FLAGS) as running:
+        eventually(lambda: len(replicas(overview(running))) == REPLICAS)
+        [controller] = [
+            each["pid"]
+            for each in running.get("processes")["items"]
+            if each["kind"].lower() == "controller"
+        ]
+        send_signal([controller], signal.SIGSTOP)
+        try:
+            found = eventually(
+                lambda: "controllers" in (one := overview(running)).get("unreachable", ()) and one
+            )
+            assert isinstance(found, dict)
+            assert [each["name"] for each in found["brokerGroups"]] == ["broker-0"]
+            assert len(replicas(found)) < REPLICAS, "only the controllers know all of them"
+            assert "ControllerNoLeader" in [each["code"] for each in found["problems"]]
+        finally:
+            send_signal([controller], signal.SIGCONT)

@@ -69,5 +69,7 @@ class OverviewView(Schema):
     )
     sampled_at_ms: int | None = SAMPLED_AT
     unreachable: list[str] | None = Field(
-        None, description="Broker groups without numbers in this answer."
+        None,
+        description="Broker groups without numbers in this answer, and `controllers` if none of"
+        " them answers: then the replicas of the broker groups are unknown.",
     )

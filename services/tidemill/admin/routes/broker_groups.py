@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Annotated, Final
 
@@ -254,29 +255,57 @@ async def _find(cluster: Brokers, name: str) -> BrokerGroupView:
     raise BrokerGroupNotFound(f"there is no broker group {name!r}; there are {known}")
 
 
-async def _all(cluster: Brokers) -> list[BrokerGroupView]:
+async def find_broker_groups(
+    cluster: Brokers, controllers: ControllerClients, *, timeout_s: float
+) -> tuple[list[BrokerGroupView], bool]:
+    """Return what is known of all broker groups in time, and whether a controller has answered.
+
+    A broker group that does not answer in time is shown as unreachable.
+    """
+
+    async def ask_controllers() -> dict[str, wire.BrokerGroupStatus] | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await _records_of(controllers)
+        except TimeoutError:
+            return None
+
+    groups, known = await asyncio.gather(_all(cluster, timeout_s), ask_controllers())
+    _add_replicas(groups, known or {})
+    return groups, known is not None
+
+
+async def _all(cluster: Brokers, timeout_s: float | None = None) -> list[BrokerGroupView]:
     """Return all broker groups: the status of each one, and the backlogs from the home."""
     members = await cluster.members()
     listed: dict[str, pb.BrokerGroup] = {}
 
     async def ask_home() -> None:
-        with contextlib.suppress(*UNREACHABLE_ERRORS):
-            answer = await members[0].client.call(
-                calls.LIST_BROKER_GROUPS, pb.ListBrokerGroupsRequest(with_backlog=True)
-            )
+        with contextlib.suppress(TimeoutError, *UNREACHABLE_ERRORS):
+            async with asyncio.timeout(timeout_s):
+                answer = await members[0].client.call(
+                    calls.LIST_BROKER_GROUPS, pb.ListBrokerGroupsRequest(with_backlog=True)
+                )
             listed.update((group.member.name, group) for group in answer.groups)
 
-    statuses, _ = await asyncio.gather(asyncio.gather(*map(_find_status, members)), ask_home())
+    statuses, _ = await asyncio.gather(
+        asyncio.gather(*(_find_status(member, timeout_s) for member in members)), ask_home()
+    )
     return [
         _shown(member, status, listed.get(member.name))
         for member, status in zip(members, statuses, strict=True)
     ]
 
 
-async def _find_status(member: BrokerGroupClient) -> pb.BrokerStatus | UnavailableError:
+async def _find_status(
+    member: BrokerGroupClient, timeout_s: float | None
+) -> pb.BrokerStatus | UnavailableError:
     """Return the status of a broker, or why it is unreachable."""
     try:
-        return await member.client.call(calls.GET_BROKER_STATUS, pb.GetBrokerStatusRequest())
+        async with asyncio.timeout(timeout_s):
+            return await member.client.call(calls.GET_BROKER_STATUS, pb.GetBrokerStatusRequest())
+    except TimeoutError:
+        return BrokerTimeout(f"{member.name} did not answer within {timeout_s:g} s")
     except UNREACHABLE_ERRORS as error:
         return error
 
@@ -330,12 +359,23 @@ def _shown(
 
 async def _show_replicas(groups: list[BrokerGroupView], controllers: ControllerClients) -> None:
     """Add the replicas and the master that controllers know, if there are controllers."""
+    # The status of the master is correct without controllers.
+    _add_replicas(groups, await _records_of(controllers) or {})
+
+
+async def _records_of(controllers: ControllerClients) -> dict[str, wire.BrokerGroupStatus] | None:
+    """Return the records by broker group; none without controllers, None if none answers."""
     if not controllers.are_configured:
-        return
+        return {}
     try:
-        known = {found.name: found for found in await controllers.groups()}
+        return {found.name: found for found in await controllers.groups()}
     except BrokerGroupUnreachable:
-        return  # The status of the master is correct without controllers.
+        return None
+
+
+def _add_replicas(
+    groups: list[BrokerGroupView], known: Mapping[str, wire.BrokerGroupStatus]
+) -> None:
     for group in groups:
         if group.name in known:
             _show_replicas_of(group, known[group.name])

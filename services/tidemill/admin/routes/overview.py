@@ -16,7 +16,7 @@ from tidemill.admin.activity.sampler import Reading
 from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.http.paging import FIRST_PAGE
 from tidemill.admin.json.audit import AuditKindView, AuditPageView
-from tidemill.admin.json.broker_groups import BrokerGroupListView
+from tidemill.admin.json.broker_groups import BrokerGroupView
 from tidemill.admin.json.consumer_groups import ConsumerGroupPageView
 from tidemill.admin.json.dead_letters import DeadLetterSummaryView
 from tidemill.admin.json.overview import ClusterProblemView, ClusterStatus, OverviewView
@@ -25,7 +25,7 @@ from tidemill.admin.json.timers import TimerPageView
 from tidemill.admin.json.topics import TopicPageView
 from tidemill.admin.routes import Access, Activity, Cluster, OwnAccessLog
 from tidemill.admin.routes.audit import list_audit
-from tidemill.admin.routes.broker_groups import BROKER_GROUPS, list_broker_groups
+from tidemill.admin.routes.broker_groups import BROKER_GROUPS, find_broker_groups
 from tidemill.admin.routes.consumer_groups import list_groups
 from tidemill.admin.routes.dead_letters import summarize_dead_letters
 from tidemill.admin.routes.replicas import All
@@ -38,7 +38,10 @@ from tidemill.security.acl import Action, Resource, ResourceType
 router = APIRouter(tags=["overview"])
 
 ANSWER_S: Final = 2.0  # for all parts together
-CONTROLLERS_S: Final = 1.5  # A hung controller is a problem, not a part without an answer.
+# A hung controller or broker is a problem, not a part without an answer. The list of brokers may
+# take half a second before.
+CONTROLLERS_S: Final = 1.2
+CONTROLLERS: Final = "controllers"  # in `unreachable`
 ROWS: Final = 5
 CHANGES: Final = 10
 KIND: Final = AuditKindView.CHANGE
@@ -73,8 +76,9 @@ async def get_overview(
 ) -> OverviewView:
     """Show problems, broker groups, the groups furthest behind, and the largest topics.
 
-    The answer comes within about two seconds, also if broker groups hang: `unanswered` names the
-    parts that are missing then.
+    The answer comes within about two seconds, also if broker groups or controllers hang.
+    `unanswered` names the parts that are missing then. Without controllers, the replicas of the
+    broker groups are unknown.
     """
     parts = _Parts()
     sees_members = access.allows(Action.GET, BROKER_GROUPS)
@@ -85,7 +89,7 @@ async def get_overview(
         of_members = tasks.create_task(
             read(
                 "broker groups",
-                lambda: list_broker_groups(cluster, controllers),
+                lambda: find_broker_groups(cluster, controllers, timeout_s=CONTROLLERS_S),
                 is_allowed=sees_members,
             )
         )
@@ -149,7 +153,7 @@ def _silent(reading: Reading) -> Mapping[str, str]:
 
 
 def _view(
-    members: BrokerGroupListView | None,
+    found_members: tuple[list[BrokerGroupView], bool] | None,
     controller_loss: str | None,
     storage: StorageView | None,
     groups: ConsumerGroupPageView | None,
@@ -160,8 +164,9 @@ def _view(
     unanswered: list[str],
     silent: Mapping[str, str],
 ) -> OverviewView:
+    members, has_controllers = (None, True) if found_members is None else found_members
     problems = find_problems(
-        [] if members is None else members.items,
+        members or [],
         [] if storage is None else storage.broker_groups,
         [] if groups is None else groups.groups,
         silent,
@@ -169,7 +174,9 @@ def _view(
     )
     shown = (storage, groups, topics, timers, letters, changes)
     lacking = {name for each in shown if each is not None for name in each.unreachable or ()}
-    is_down = members is not None and not any(each.reachable for each in members.items)
+    if not has_controllers:
+        lacking.add(CONTROLLERS)
+    is_down = members is not None and not any(each.reachable for each in members)
     status = ClusterStatus.DEGRADED if problems or unanswered else ClusterStatus.OK
     return OverviewView(
         status=ClusterStatus.DOWN if is_down else status,
@@ -184,7 +191,7 @@ def _view(
             )
             for each in problems
         ],
-        broker_groups=None if members is None else members.items,
+        broker_groups=members,
         disks=None if storage is None else storage.broker_groups,
         groups=None if groups is None else groups.groups,
         topics=None if topics is None else topics.topics,
