@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -19,6 +20,7 @@ import pytest
 
 from tests.e2e.conftest import Certificates, make_certificate
 from tests.support.clients.client_process import run_python_client
+from tests.support.clients.commands import tidemill
 from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone, command, environment, standalone
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -180,6 +182,51 @@ def test_the_broker_rejects_clients_without_a_certificate(
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             asyncio.run(config(stranger))
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_operators_see_the_days_of_all_certificates(secured: SecuredStandalone) -> None:
+    options = ("--token-file", str(secured.folder / "token"), "--admin-ca-file", secured.authority)
+
+    def document(*arguments: str) -> dict[str, Any]:
+        shown = tidemill(secured.standalone, *arguments, *options, "-o", "json")
+        found: dict[str, Any] = json.loads(shown.stdout)
+        return found
+
+    def soon() -> dict[str, Any]:
+        problems = document("cluster", "show")["problems"]
+        return {each["object"]: each for each in problems if each["code"] == "CertificateExpires"}
+
+    # The certificates of these tests last two days.
+    names = {"admin", "broker-0", "broker-1", "proxy-0"}
+    eventually(lambda: soon().keys() == names)
+    assert tidemill(secured.standalone, "doctor", *options).returncode == 4
+    make_certificate(secured.folder, "server", days=61)
+    secured.standalone.process.send_signal(signal.SIGHUP)
+
+    def checks() -> dict[str, dict[str, Any]]:
+        return {each["check"]: each for each in document("doctor")["checks"]}
+
+    eventually(lambda: checks()["certificates"]["state"] == "ok")
+    # The disk of the test machine may be nearly full.
+    assert {name for name, each in checks().items() if each["state"] != "ok"} <= {"disks"}
+    assert checks()["certificates"]["finding"] == "the first certificate expires in 60 days"
+    shown = tidemill(secured.standalone, "process", "show", "proxy-0", *options).stdout
+    assert "clients 60 d 23 h, cluster 60 d 23 h" in " ".join(shown.split())
+    # The overview asks the processes twice a minute.
+    eventually(lambda: not soon(), within_ms=60_000)
+    certificates = document("cluster", "show")["certificates"]
+    assert {(each["process"], each["use"]) for each in certificates} == {
+        ("admin", "admin"),
+        ("admin", "cluster"),
+        ("broker-0", "cluster"),
+        ("broker-0", "members"),
+        ("broker-1", "cluster"),
+        ("broker-1", "members"),
+        ("proxy-0", "clients"),
+        ("proxy-0", "cluster"),
+    }
+    assert not [each for each in certificates if "expiresAtMs" not in each]
+    assert " 60 d " in tidemill(secured.standalone, "cluster", "show", *options).stdout
 
 
 def test_every_process_exports_the_expiry_of_its_certificates(secured: SecuredStandalone) -> None:

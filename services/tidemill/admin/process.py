@@ -174,8 +174,10 @@ async def serve(settings: AdminSettings) -> None:
                 settings,
                 clock.wall_ms,
                 is_ready=lambda: readiness.report().is_ready,
+                certificates=certificates,
             )
             app.state.processes = Processes(own, brokers, controllers, credentials)
+            await enter(app.state.processes.running())
             await enter(app.state.activity.running())
             await enter(app.state.timer_histograms.running())
             await enter(app.state.own_operations.running())

@@ -97,6 +97,7 @@ class BrokerProcess:
             settings,
             self._clock.wall_ms,
             is_ready=lambda: self._readiness.report().is_ready,
+            certificates=certificates,
         )
 
     async def live_alone(self) -> None:

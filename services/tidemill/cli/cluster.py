@@ -6,12 +6,12 @@ from typing import Annotated, Final
 
 import typer
 
-from tidemill.cli.numbers import UNKNOWN, number
+from tidemill.cli.numbers import UNKNOWN, certificate_end, number
 from tidemill.cli.rest import call, is_text, show, show_table, warn_partial, warn_unreachable
 from tidemill.common.clock import SystemClock
 from tidemill.common.exit_codes import EXIT_PROBLEM
 from tidemill.common.rest_client import Json
-from tidemill.common.times import age, span
+from tidemill.common.times import age, span, utc
 
 app = typer.Typer(no_args_is_help=True, help="Show the state of the cluster.")
 
@@ -22,6 +22,7 @@ BROKER_COLUMNS: Final = (
 )
 GROUP_COLUMNS: Final = ("GROUP", "LAG", "OLDEST", "IN/S", "OUT/S", "CONSUMERS", "DEAD")
 TOPIC_COLUMNS: Final = ("TOPIC", "BYTES", "MESSAGES", "IN/S", "OUT/S")
+CERTIFICATE_COLUMNS: Final = ("PROCESS", "CERTIFICATE", "EXPIRES", "LEFT")
 
 
 @app.command("show")
@@ -31,7 +32,7 @@ def show_cluster(
         bool, typer.Option("--check", help="Exit with 4 if there is a problem.")
     ] = False,
 ) -> None:
-    """Show problems, broker groups, the consumer groups furthest behind, and the largest topics.
+    """Show problems, broker groups, certificates, groups furthest behind, and the largest topics.
 
     With --check, the exit status is 4 if there is a problem, and 5 if a part is unknown.
 
@@ -62,6 +63,10 @@ def _show_parts(context: typer.Context, found: Json, now_ms: int) -> None:
     disks = {each["broker"]: each for each in found.get("disks") or ()}
     tables = (
         (BROKER_COLUMNS, [_broker_row(each, disks) for each in found.get("brokerGroups") or ()]),
+        (
+            CERTIFICATE_COLUMNS,
+            [_certificate_row(each, now_ms) for each in found.get("certificates") or ()],
+        ),
         (GROUP_COLUMNS, [_group_row(each, now_ms) for each in found.get("groups") or ()]),
         (TOPIC_COLUMNS, [_topic_row(each) for each in found.get("topics") or ()]),
     )
@@ -93,6 +98,13 @@ def _broker_row(group: Json, disks: dict[str, Json]) -> tuple[object, ...]:
         used,
         _full_in(disk),
     )
+
+
+def _certificate_row(certificate: Json, now_ms: int) -> tuple[object, ...]:
+    end = certificate_end(certificate, now_ms)
+    expires_at_ms = certificate.get("expiresAtMs")
+    expires = UNKNOWN if expires_at_ms is None else utc(expires_at_ms)
+    return (certificate["process"], certificate.get("use", UNKNOWN), expires, end)
 
 
 def _full_in(disk: Json | None) -> str:

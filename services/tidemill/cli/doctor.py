@@ -18,7 +18,7 @@ from tidemill.cli.doctor_checks import (
     Unanswered,
     check_answer,
     check_broker_groups,
-    check_certificate,
+    check_certificates,
     check_clocks,
     check_consumers,
     check_dead_letters,
@@ -29,7 +29,6 @@ from tidemill.cli.doctor_checks import (
     check_versions,
     checked,
     find_stalled,
-    find_unchecked_certificates,
 )
 from tidemill.cli.rest import (
     PAGE_SIZE,
@@ -54,10 +53,9 @@ GROUPS: Final = "consumer groups"  # in `hidden` of a session
 def examine(context: typer.Context) -> None:
     """Check the cluster: one line per check, with the command that shows more.
 
-    It checks processes, versions, clocks, broker groups, replicas, disks, the certificate of the
-    admin API, consumer groups without a consumer that polls, open dead letters, and settings that
-    differ. It names the certificates of processes that it does not check: the metric
-    rocketmq_tls_certificate_expires_at_seconds has their ends.
+    It checks processes, versions, clocks, broker groups, replicas, disks, the certificates of all
+    processes, consumer groups without a consumer that polls, open dead letters, and settings that
+    differ.
 
     Exit status: 0 if all is fine, 3 if the admin API is unreachable, 4 if a check found a problem,
     5 if a check could not finish.
@@ -105,16 +103,7 @@ def _results(client: RestClient, options: Options, hidden: Sequence[str]) -> Ite
         yield check_answer("replicas", "tidemill replica list", replicas, check_replicas)
     storage = _ask(client, "/storage", {"pageSize": "1"})
     yield check_answer("disks", "tidemill storage show", storage, check_disks)
-    command = "tidemill process settings admin"
-    expiry = _certificate_expiry(options)
-    settings = _ask_settings(client, processes)
-    unchecked = find_unchecked_certificates(
-        settings, is_admin_checked=not isinstance(expiry, Unanswered | None)
-    )
-    if unchecked:
-        command = "tidemill process list"
-    check = partial(check_certificate, now_ms=now_ms, command=command, unchecked=unchecked)
-    yield check_answer("certificate", command, expiry, check)
+    yield check_certificates(_certificate_expiry(options), processes, now_ms=now_ms)
     command = "tidemill group list --sort=-lag"
     unseen = [f"the user may not see all {GROUPS}"] if GROUPS in hidden else []
     groups = _ask_groups(client)
@@ -126,7 +115,7 @@ def _results(client: RestClient, options: Options, hidden: Sequence[str]) -> Ite
     command = "tidemill dead-letter summary"
     check = partial(check_dead_letters, unseen=unseen)
     yield check_answer("dead letters", command, letters, check)
-    check = partial(_check_settings, settings)
+    check = partial(_check_settings, _ask_settings(client, processes))
     yield check_answer("settings", listing, processes, check)
 
 

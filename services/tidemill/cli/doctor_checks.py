@@ -17,7 +17,6 @@ CLOCK_SKEW_MS_MAX: Final = 500  # more moves the delivery times of delayed messa
 DISK_USED_RATIO_MAX: Final = 0.85  # the threshold of the alert DiskFull
 CERTIFICATE_DAYS_MIN: Final = 14  # the threshold of the alert CertificateExpires
 OBJECTS_SHOWN_MAX: Final = 5  # in a finding; --output json has all
-ADMIN_CERTIFICATE: Final = "admin_tls_certificate_file"  # setting of the admin API
 DAY_MS: Final = 86_400_000
 NO_POLL_MS: Final = 60_000  # as in the diagnosis of a consumer group
 STALLED_MAX: Final = 20  # consumer groups that are diagnosed, each by one call
@@ -205,38 +204,48 @@ def check_disks(storage: Json) -> CheckResult:
     )
 
 
-def find_unchecked_certificates(
-    settings: Mapping[str, Json | Unanswered], *, is_admin_checked: bool
-) -> list[str]:
-    """Return the certificates without a known expiry, by process and setting."""
-    found = []
-    for process, answer in sorted(settings.items()):
-        if isinstance(answer, Unanswered):
-            found.append(f"certificates of {process} ({answer.reason})")
-            continue
-        for each in answer["items"]:
-            name = each["name"]
-            is_checked = is_admin_checked and name == ADMIN_CERTIFICATE
-            if name.endswith("tls_certificate_file") and each["value"] and not is_checked:
-                found.append(f"{name} of {process} is not checked")
-    return found
-
-
-def check_certificate(
-    expires_at_ms: int | None, *, now_ms: int, command: str, unchecked: Sequence[str] = ()
+def check_certificates(
+    expires_at_ms: int | Unanswered | None, processes: Json | Unanswered, *, now_ms: int
 ) -> CheckResult:
-    """Check the end of the certificate of the admin API; None: it uses plain HTTP.
+    """Check the ends of the certificates of all processes, and of the one that this command sees.
 
-    `unchecked` describes the certificates of the processes without a known expiry.
+    `expires_at_ms` is the end of the certificate of the admin API, None with plain HTTP. A load
+    balancer before the admin process may have its own certificate.
     """
-    left_ms = 0 if expires_at_ms is None else expires_at_ms - now_ms
-    problems = []
-    if expires_at_ms is not None and left_ms < CERTIFICATE_DAYS_MIN * DAY_MS:
-        problems = [f"the certificate of the admin API expires in {span(max(left_ms, 0))}"]
-    fine = f"the certificate of the admin API is valid for {left_ms // DAY_MS} days"
-    if expires_at_ms is None:
-        fine = "the admin API uses plain HTTP, and no process has a certificate"
-    return checked("certificate", command, fine=fine, problems=problems, unknown=unchecked)
+    ends: list[tuple[int, str]] = []
+    unknown = []
+    if isinstance(expires_at_ms, Unanswered):
+        unknown.append(expires_at_ms.reason)
+    elif expires_at_ms is not None:
+        ends.append((expires_at_ms, "the certificate of the admin API"))
+    if isinstance(processes, Unanswered):
+        unknown.append(f"certificates of all processes ({processes.reason})")
+    else:
+        unknown += [f"certificates of {each}" for each in processes.get("unreachable") or ()]
+        for process in processes["items"]:
+            if "certificates" not in process:
+                unknown.append(f"certificates of {process['name']} (an older version)")
+            for each in process.get("certificates", ()):
+                name = f"the certificate {each['use']} of {process['name']}"
+                if "expiresAtMs" in each:
+                    ends.append((each["expiresAtMs"], name))
+                else:
+                    unknown.append(f"{name} ({each['unknown']})")
+    ends.sort()
+    fine = "no process has a certificate, and the admin API uses plain HTTP"
+    if ends:
+        fine = f"the first certificate expires in {(ends[0][0] - now_ms) // DAY_MS} days"
+    return checked(
+        "certificates",
+        "tidemill process list",
+        fine=fine,
+        problems=[
+            f"{name} has expired" if end <= now_ms else f"{name} expires in {span(end - now_ms)}"
+            for end, name in ends
+            if end - now_ms < CERTIFICATE_DAYS_MIN * DAY_MS
+        ],
+        unknown=unknown,
+    )
 
 
 def find_stalled(groups: Sequence[Json], now_ms: int) -> list[str]:

@@ -10,6 +10,7 @@ from tidemill.cli.completion_names import complete_group, complete_topic
 from tidemill.cli.rest import PAGE_SIZE, in_namespace
 from tidemill.common.prompts import warn
 from tidemill.common.rest_client import Json
+from tidemill.common.times import span
 
 UNKNOWN: Final = "?"
 RATE_MIN: Final = 0.1  # per second: smaller rates are not shown as numbers
@@ -48,6 +49,14 @@ def number(value: float | None) -> str:
     if 0 < value < RATE_MIN:
         return f"<{RATE_MIN}"
     return f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def certificate_end(certificate: Json, now_ms: int) -> str:
+    """Return the time until a certificate expires, or why it is unknown."""
+    if "expiresAtMs" not in certificate:
+        return str(certificate.get("unknown", UNKNOWN))
+    left_ms = certificate["expiresAtMs"] - now_ms
+    return span(left_ms) if left_ms > 0 else "EXPIRED"
 
 
 def list_query(sort: str | None, prefix: str | None) -> dict[str, str]:

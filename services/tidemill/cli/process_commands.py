@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tidemill.cli.completion_names import complete_process
+from tidemill.cli.numbers import UNKNOWN, certificate_end
 from tidemill.cli.rest import call, say, segment, show, warn_unreachable
 from tidemill.common.clock import SystemClock
 from tidemill.common.prompts import warn
@@ -86,6 +87,7 @@ def show_process(context: typer.Context, name: Name) -> None:
         ("started at", f"{utc(found['startedAtMs'])} ({_age(found)} ago)"),
         ("log level", level),
         ("clock", _skew(found)),
+        ("certificates", _certificates(found)),
     ]
     show(context, found, ("NAME", "VALUE"), [row for row in rows if row[1] is not None])
 
@@ -219,6 +221,14 @@ def _row(process: Json) -> tuple[object, ...]:
 
 def _age(process: Json) -> str | None:
     return age(process["startedAtMs"], SystemClock().wall_ms())
+
+
+def _certificates(process: Json) -> str:
+    if "certificates" not in process:
+        return f"{UNKNOWN} (the process has an older version)"
+    now_ms = SystemClock().wall_ms()
+    ends = [f"{each['use']} {certificate_end(each, now_ms)}" for each in process["certificates"]]
+    return ", ".join(ends) or "none"
 
 
 def _skew(process: Json) -> str:

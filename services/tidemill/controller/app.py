@@ -101,6 +101,7 @@ async def serve(settings: ControllerSettings) -> None:
                 settings,
                 clock.wall_ms,
                 is_ready=lambda: readiness.report().is_ready,
+                certificates=certificates,
             )
             registry.register(counters.collector(lambda: groups.by_name, lease.is_leading))
             registry.register(certificates.collect)

@@ -247,6 +247,7 @@ def build(settings: ProxySettings, kept: KeeperState) -> ProxyParts:
         settings,
         clock.wall_ms,
         is_ready=lambda: readiness.report().is_ready,
+        certificates=certificates,
         slow_calls=slow_calls,
     )
     relays = Relays(

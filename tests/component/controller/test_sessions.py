@@ -37,6 +37,7 @@ from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as replicatio
 from tidemill.transport.aio.call import RpcMethod
 from tidemill.transport.aio.channel import Channel, connected
 from tidemill.transport.aio.process_service import ProcessService
+from tidemill.transport.aio.tls import Certificates
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 from tidemill.transport.replica_wire import from_member, from_view
@@ -102,7 +103,12 @@ async def controller(*, min_in_sync: int | None = 2) -> AsyncIterator[World]:
     settings = ControllerSettings(grpc_port=0, drain_timeout_ms=100)
     watching = asyncio.ensure_future(groups.run())
     process = ProcessService(
-        "controller", "controller-7", settings, clock.wall_ms, is_ready=lambda: True
+        "controller",
+        "controller-7",
+        settings,
+        clock.wall_ms,
+        is_ready=lambda: True,
+        certificates=Certificates([]),
     )
     async with controller_server(service, process, settings, None) as server:
         yield World(
@@ -413,7 +419,12 @@ def test_an_older_controller_refuses_a_dry_run_and_changes_nothing() -> None:
     async def scenario() -> None:
         settings = ControllerSettings(grpc_port=0, drain_timeout_ms=100)
         process = ProcessService(
-            "controller", "controller-7", settings, lambda: 1, is_ready=lambda: True
+            "controller",
+            "controller-7",
+            settings,
+            lambda: 1,
+            is_ready=lambda: True,
+            certificates=Certificates([]),
         )
         service = cast("ControllerService", OlderController())
         async with controller_server(service, process, settings, None) as server:

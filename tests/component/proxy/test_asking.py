@@ -28,6 +28,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.aio.process_service import ProcessService
+from tidemill.transport.aio.tls import Certificates
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 LONG_MS = 10_000
@@ -98,7 +99,12 @@ class World:
             self.kick,
             self.state_of,
             ProcessService(
-                "proxy", "proxy-7", ProxySettings(), self.clock.wall_ms, is_ready=lambda: True
+                "proxy",
+                "proxy-7",
+                ProxySettings(),
+                self.clock.wall_ms,
+                is_ready=lambda: True,
+                certificates=Certificates([]),
             ),
         )
         self.relays = Relays(

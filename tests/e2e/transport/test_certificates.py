@@ -107,6 +107,14 @@ def test_a_broken_certificate_keeps_the_old_one_and_is_reported(
     assert samples["rocketmq_tls_certificate_expires_at_seconds", None] == expires_at_s
 
 
+def test_the_end_of_a_certificate_is_in_ms_or_unknown(files: TlsFiles) -> None:
+    known, unknown = reloading(files), reloading(files)
+    assert known.expires_at_s is not None
+    unknown.expires_at_s = None
+    found = All([known, unknown]).expiries()
+    assert found == [("clients", int(known.expires_at_s) * 1_000), ("clients", None)]
+
+
 def test_an_error_of_a_check_does_not_end_the_checks(files: TlsFiles) -> None:
     made: list[str] = []
 

@@ -15,7 +15,14 @@ FINE: dict[str, Any] = {
     "/session": {"isSuper": True},
     "/processes": {
         "items": [
-            {"name": name, "kind": kind, "version": "0.2.0", "ready": True, "clockSkewMs": 0}
+            {
+                "name": name,
+                "kind": kind,
+                "version": "0.2.0",
+                "ready": True,
+                "clockSkewMs": 0,
+                "certificates": [],
+            }
             for name, kind in (("admin", "admin"), ("proxy-0", "proxy"), ("proxy-1", "proxy"))
         ]
     },
@@ -80,15 +87,13 @@ def test_consumer_groups_that_the_user_may_not_see_are_unknown() -> None:
     assert result.exit_code == 5
 
 
-def test_a_certificate_of_a_process_is_not_reported_as_checked() -> None:
-    settings = [
-        {"name": "slow_call_ms", "value": 500},
-        {"name": "tls_certificate_file", "value": "/tls/tls.crt"},
-    ]
-    names = "proxy-0", "proxy-1"
-    result = examine({f"/processes/{name}/settings": {"items": settings} for name in names})
-    assert states(result)["certificate"] == "unknown"
-    assert "tls_certificate_file of proxy-0 is not checked" in result.stdout
+def test_a_certificate_without_a_known_end_exits_with_5() -> None:
+    hidden = [{"use": "clients", "unknown": "it cannot be read"}]
+    proxy = {"name": "proxy-0", "kind": "proxy", "version": "0.2.0", "ready": True}
+    proxy |= {"clockSkewMs": 0, "certificates": hidden}
+    result = examine({"/processes": {"items": [proxy]}})
+    assert states(result)["certificates"] == "unknown"
+    assert "the certificate clients of proxy-0 (it cannot be read)" in result.stdout
     assert result.exit_code == 5
 
 

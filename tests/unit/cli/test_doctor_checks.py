@@ -17,7 +17,7 @@ from tidemill.cli.doctor_checks import (
     Unanswered,
     check_answer,
     check_broker_groups,
-    check_certificate,
+    check_certificates,
     check_clocks,
     check_consumers,
     check_dead_letters,
@@ -27,7 +27,6 @@ from tidemill.cli.doctor_checks import (
     check_settings,
     check_versions,
     find_stalled,
-    find_unchecked_certificates,
 )
 from tidemill.controller.settings import ControllerSettings
 from tidemill.proxy.settings import ProxySettings
@@ -110,24 +109,36 @@ def test_a_full_or_nearly_full_disk_is_a_problem() -> None:
 )
 def test_a_certificate_near_its_end_is_a_problem(left_ms: int, state: CheckState) -> None:
     now_ms = 1_800_000_000_000
-    assert check_certificate(now_ms + left_ms, now_ms=now_ms, command="").state is state
-    assert check_certificate(None, now_ms=now_ms, command="").state is OK
-
-
-def test_only_the_certificate_of_the_admin_api_is_checked() -> None:
-    found = {
-        "admin": settings(admin_tls_certificate_file="a.crt", cluster_tls_certificate_file="c.crt"),
-        "broker-0": settings(cluster_tls_certificate_file="", tls_client_ca_file="ca.crt"),
-        "proxy-0": Unanswered("no answer"),
-    }
-    unchecked = find_unchecked_certificates(found, is_admin_checked=True)
-    assert unchecked == [
-        "cluster_tls_certificate_file of admin is not checked",
-        "certificates of proxy-0 (no answer)",
+    plain = processes(process("admin", certificates=[]))
+    assert check_certificates(now_ms + left_ms, plain, now_ms=now_ms).state is state
+    assert check_certificates(None, plain, now_ms=now_ms).state is OK
+    used = [
+        {"use": "clients", "expiresAtMs": now_ms + 61 * DAY_MS},
+        {"use": "cluster", "expiresAtMs": now_ms + left_ms},
     ]
-    assert len(find_unchecked_certificates(found, is_admin_checked=False)) == 3
-    unknown = check_certificate(None, now_ms=0, command="", unchecked=unchecked)
-    assert unknown.state is UNKNOWN
+    found = check_certificates(
+        None, processes(process("proxy-0", certificates=used)), now_ms=now_ms
+    )
+    assert found.state is state
+    if state is OK:
+        assert found.text == "the first certificate expires in 14 days"
+    else:
+        [text] = found.objects
+        assert text.startswith("the certificate cluster of proxy-0 ")
+
+
+def test_a_certificate_without_a_known_end_is_unknown() -> None:
+    hidden = [{"use": "clients", "unknown": "it cannot be read"}]
+    partial = processes(
+        process("admin"), process("proxy-0", certificates=hidden), unreachable=["broker-0"]
+    )
+    found = check_certificates(Unanswered("the admin API: refused"), partial, now_ms=0)
+    assert found.state is UNKNOWN
+    assert found.text == (
+        "unknown: the admin API: refused, certificates of broker-0, certificates of admin (an older"
+        " version), the certificate clients of proxy-0 (it cannot be read)"
+    )
+    assert check_certificates(None, Unanswered("timeout"), now_ms=0).state is UNKNOWN
 
 
 def test_a_consumer_group_with_a_backlog_and_no_consumer_is_a_problem() -> None:

@@ -13,6 +13,7 @@ from tidemill.common.log import LEVEL, change_level
 from tidemill.common.slow_calls import SLOW_CALLS_MAX, SlowCalls
 from tidemill.stubs.tidemill.process.v1 import process_pb2 as pb
 from tidemill.transport.aio.process_service import LOG_LEVEL_MS_MAX, ProcessService
+from tidemill.transport.aio.tls import Certificates
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +33,7 @@ def service(
         settings or BrokerSettings(),
         ManualClock().wall_ms,
         is_ready=lambda: True,
+        certificates=Certificates([]),
         slow_calls=slow_calls,
     )
 
@@ -61,6 +63,12 @@ def test_settings_have_their_value_default_and_source(monkeypatch: pytest.Monkey
     policy = settings["timer_overload_policy"]
     assert (policy.value, policy.default_value, policy.source) == ('"accept"',) * 2 + ("DEFAULT",)
     assert list(settings) == sorted(settings)
+
+
+def test_a_process_without_tls_reports_that_it_has_no_certificate() -> None:
+    found = service().answer(pb.ProcessQuestion(describe=pb.DescribeProcess())).description
+    assert found.HasField("certificates")
+    assert not found.certificates.certificates
 
 
 def test_settings_of_a_supervisor_are_left_out() -> None:

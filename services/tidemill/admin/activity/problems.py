@@ -12,10 +12,13 @@ from tidemill.admin.activity.numbers import GroupState
 from tidemill.admin.cluster.brokers import MEMBER_UNREACHABLE_MS
 from tidemill.admin.json.broker_groups import BrokerGroupView
 from tidemill.admin.json.consumer_groups import ConsumerGroupRowView
+from tidemill.admin.json.overview import ProcessCertificateView
 from tidemill.admin.json.storage import BrokerGroupStorageView
 from tidemill.common.times import span
 
 RUNBOOKS: Final = "docs/runbooks"
+CERTIFICATE_DAYS_MIN: Final = 14  # the default threshold of the alert CertificateExpires
+DAY_MS: Final = 86_400_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +45,10 @@ def find_problems(
     silent: Mapping[str, str] = MappingProxyType({}),
     *,
     controller_loss: str | None = None,
+    certificates: Iterable[ProcessCertificateView] = (),
+    now_ms: int = 0,
 ) -> list[ClusterProblem]:
-    """Return the problems of broker groups, controllers, disks and consumer groups.
+    """Return the problems of broker groups, controllers, disks, certificates and consumer groups.
 
     `silent` are broker groups without an answer to the last sample, with the reasons.
     `controller_loss` is the reason why no controller answers.
@@ -54,6 +59,7 @@ def find_problems(
         *(problem for member in members for problem in _of_member(member)),
         *([] if controller_loss is None else [_without_controllers(controller_loss)]),
         *(problem for disk in disks for problem in _of_disk(disk)),
+        *_of_certificates(certificates, now_ms),
         *(problem for group in groups for problem in _of_group(group)),
     ]
     return sorted(found, key=lambda each: not each.stops_sends)
@@ -112,6 +118,29 @@ def _of_disk(disk: BrokerGroupStorageView) -> Iterator[ClusterProblem]:
             text="the disk is full: sends fail",
             command="tidemill storage show",
             stops_sends=True,
+        )
+
+
+def _of_certificates(
+    certificates: Iterable[ProcessCertificateView], now_ms: int
+) -> Iterator[ClusterProblem]:
+    """Yield one problem for each process: its certificate that expires first."""
+    first: dict[str, tuple[int, str]] = {}  # the end and the use, by process
+    for each in certificates:
+        if each.expires_at_ms is not None and each.use is not None:
+            found = (each.expires_at_ms, each.use)
+            first[each.process] = min(found, first.get(each.process, found))
+    for process, (expires_at_ms, use) in first.items():
+        left_ms = expires_at_ms - now_ms
+        if left_ms >= CERTIFICATE_DAYS_MIN * DAY_MS:
+            continue
+        state = f"expires in {span(left_ms)}" if left_ms > 0 else "has expired"
+        yield ClusterProblem(
+            code="CertificateExpires",
+            object=process,
+            text=f"the certificate {use!r} {state}",
+            command=f"tidemill process show {quote(process)}",
+            stops_sends=left_ms <= 0,
         )
 
 

@@ -7,14 +7,16 @@ addresses, and proxies through a broker.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, final
 
 import grpc
 
 from tidemill.admin.cluster.controllers import ControllerClients, short_channel
 from tidemill.admin.cluster.proxies import ALL_PROXIES, ProxyRoute, ask_proxy, find_proxies
+from tidemill.admin.scaling.shared_answer import SharedAnswer
 from tidemill.common.errors import (
     BadRequest,
     Conflict,
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 
 # Enough for a busy process; one that hangs delays the whole answer by this time.
 ANSWER_TIMEOUT_MS: Final = 2_000
+# Of the descriptions for the overview. Pages read it every second, and each question to all
+# processes makes new connections.
+RECENT_AGE_S_MAX: Final = 30.0
 CONTROLLERS: Final = "records of the controllers"
 
 T = TypeVar("T")
@@ -76,6 +81,21 @@ class Processes:
         self._brokers = brokers
         self._controllers = controllers
         self._credentials = credentials
+        self._recent: SharedAnswer[ProcessAnswers]
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve `describe_recently` until the block ends."""
+        async with asyncio.TaskGroup() as tasks:
+            question = pb.ProcessQuestion(describe=pb.DescribeProcess())
+            self._recent = SharedAnswer(
+                lambda: self.ask_all(question), tasks, age_s_max=RECENT_AGE_S_MAX
+            )
+            yield
+
+    async def describe_recently(self) -> ProcessAnswers:
+        """Return the descriptions of all processes, at most `RECENT_AGE_S_MAX` old."""
+        return await self._recent.get()
 
     async def ask_all(self, question: pb.ProcessQuestion) -> ProcessAnswers:
         """Ask all processes at the same time. A rejection is listed like a missing answer."""

@@ -36,6 +36,22 @@ class ClusterProblemView(Schema):
     command: str = Field(description="A command that shows more.")
 
 
+class ProcessCertificateView(Schema):
+    """A certificate of a process; or a process with unknown certificates."""
+
+    process: str = Field(description="Name of the process.", examples=["proxy-0"])
+    use: str | None = Field(
+        None,
+        description="Its use, as in `GET /processes`. Missing if the certificates of the process"
+        " are unknown.",
+        examples=["clients"],
+    )
+    expires_at_ms: int | None = Field(
+        None, description="When it expires (Unix, ms). Missing if it is unknown."
+    )
+    unknown: str | None = Field(None, description="Why it is unknown.", examples=["no answer"])
+
+
 class OverviewView(Schema):
     """The state of the cluster, as far as the caller may see it. A missing part needs a right."""
 
@@ -60,6 +76,11 @@ class OverviewView(Schema):
     )
     open_dead_letters: int | None = Field(
         None, description="Dead letters that are neither replayed nor discarded."
+    )
+    certificates: list[ProcessCertificateView] | None = Field(
+        None,
+        description="The certificates of all processes, the first to expire first; those with an"
+        " unknown end come before them. At most 30 s old.",
     )
     changes: list[AuditRecordView] | None = Field(
         None, description="The last changes, at most ten."

@@ -11,6 +11,20 @@ from tidemill.admin.json.schema import UNREACHABLE, LowerCase, Schema
 NAME = Field(description="Name of the process.", examples=["proxy-0"])
 
 
+class CertificateView(Schema):
+    """A certificate that a process uses."""
+
+    use: str = Field(
+        description="Its use: clients (of a proxy), cluster (between processes), members (of a"
+        " broker to other brokers), admin, admin_grpc or scaler.",
+        examples=["clients"],
+    )
+    expires_at_ms: int | None = Field(
+        None, description="When it expires (Unix, ms). Missing if it is unknown."
+    )
+    unknown: str | None = Field(None, description="Why its end is unknown.")
+
+
 class ProcessView(Schema):
     """One process of the cluster."""
 
@@ -31,6 +45,11 @@ class ProcessView(Schema):
     )
     clock_skew_ms: int = Field(
         description="Its clock minus the clock of this process, exact to half the time of a call."
+    )
+    certificates: list[CertificateView] | None = Field(
+        None,
+        description="Its certificates, by use; empty without TLS. Missing if the process has an"
+        " older version, which does not report them.",
     )
 
 

@@ -14,12 +14,18 @@ from fastapi import APIRouter
 from tidemill.admin.activity.problems import find_problems
 from tidemill.admin.activity.sampler import Reading
 from tidemill.admin.cluster.controllers import ControllerClients
+from tidemill.admin.cluster.processes import ProcessAnswers
 from tidemill.admin.http.paging import FIRST_PAGE
 from tidemill.admin.json.audit import AuditKindView, AuditPageView
 from tidemill.admin.json.broker_groups import BrokerGroupView
 from tidemill.admin.json.consumer_groups import ConsumerGroupPageView
 from tidemill.admin.json.dead_letters import DeadLetterSummaryView
-from tidemill.admin.json.overview import ClusterProblemView, ClusterStatus, OverviewView
+from tidemill.admin.json.overview import (
+    ClusterProblemView,
+    ClusterStatus,
+    OverviewView,
+    ProcessCertificateView,
+)
 from tidemill.admin.json.storage import StorageView
 from tidemill.admin.json.timers import TimerPageView
 from tidemill.admin.json.topics import TopicPageView
@@ -28,10 +34,13 @@ from tidemill.admin.routes.audit import list_audit
 from tidemill.admin.routes.broker_groups import BROKER_GROUPS, find_broker_groups
 from tidemill.admin.routes.consumer_groups import list_groups
 from tidemill.admin.routes.dead_letters import summarize_dead_letters
+from tidemill.admin.routes.processes import All as AllProcesses
+from tidemill.admin.routes.processes import certificates_of
 from tidemill.admin.routes.replicas import All
 from tidemill.admin.routes.storage import get_storage
 from tidemill.admin.routes.timers import list_timers
 from tidemill.admin.routes.topics import list_topics
+from tidemill.common.clock import SystemClock
 from tidemill.common.errors import ServiceError
 from tidemill.security.acl import Action, Resource, ResourceType
 
@@ -46,6 +55,9 @@ ROWS: Final = 5
 CHANGES: Final = 10
 KIND: Final = AuditKindView.CHANGE
 AUDIT: Final = Resource(ResourceType.CLUSTER, "audit")
+PROCESSES: Final = Resource(ResourceType.CLUSTER, "processes")
+NO_ANSWER: Final = "no answer"
+OLDER: Final = "an older version, which does not report certificates"
 
 T = TypeVar("T")
 
@@ -72,9 +84,14 @@ class _Parts:
 
 @router.get("/overview", response_model_exclude_none=True)
 async def get_overview(
-    cluster: Cluster, controllers: All, access: Access, activity: Activity, own: OwnAccessLog
+    cluster: Cluster,
+    controllers: All,
+    processes: AllProcesses,
+    access: Access,
+    activity: Activity,
+    own: OwnAccessLog,
 ) -> OverviewView:
-    """Show problems, broker groups, the groups furthest behind, and the largest topics.
+    """Show problems, broker groups, certificates, the groups furthest behind, the largest topics.
 
     The answer comes within about two seconds, also if broker groups or controllers hang.
     `unanswered` names the parts that are missing then. Without controllers, the replicas of the
@@ -121,6 +138,13 @@ async def get_overview(
         of_letters = tasks.create_task(
             read("dead letters", lambda: summarize_dead_letters(cluster, access))
         )
+        of_processes = tasks.create_task(
+            read(
+                "certificates",
+                processes.describe_recently,
+                is_allowed=access.allows(Action.GET, PROCESSES),
+            )
+        )
         of_changes = tasks.create_task(
             read(
                 "changes",
@@ -136,6 +160,7 @@ async def get_overview(
         of_topics.result(),
         of_timers.result(),
         of_letters.result(),
+        of_processes.result(),
         of_changes.result(),
         sorted(parts.unanswered),
         _silent(activity.read()) if sees_members else {},
@@ -145,6 +170,26 @@ async def get_overview(
 async def find_loss(controllers: ControllerClients) -> str:
     """Return why no controller answers; empty if one does, or if the cluster has none."""
     return await controllers.find_loss(CONTROLLERS_S)
+
+
+def certificate_rows(processes: ProcessAnswers) -> list[ProcessCertificateView]:
+    """Return all certificates: those with an unknown end, then the first to expire first."""
+    rows = [
+        ProcessCertificateView(process=each, unknown=NO_ANSWER) for each in processes.unreachable
+    ]
+    for answered in processes.answers:
+        name, certificates = answered.value.name, certificates_of(answered.value.description)
+        if certificates is None:
+            rows.append(ProcessCertificateView(process=name, unknown=OLDER))
+            continue
+        rows += [
+            ProcessCertificateView(
+                process=name, use=each.use, expires_at_ms=each.expires_at_ms, unknown=each.unknown
+            )
+            for each in certificates
+        ]
+    rows.sort(key=lambda each: (each.expires_at_ms or 0, each.process, each.use or ""))
+    return rows
 
 
 def _silent(reading: Reading) -> Mapping[str, str]:
@@ -160,17 +205,21 @@ def _view(
     topics: TopicPageView | None,
     timers: TimerPageView | None,
     letters: DeadLetterSummaryView | None,
+    processes: ProcessAnswers | None,
     changes: AuditPageView | None,
     unanswered: list[str],
     silent: Mapping[str, str],
 ) -> OverviewView:
     members, has_controllers = (None, True) if found_members is None else found_members
+    certificates = None if processes is None else certificate_rows(processes)
     problems = find_problems(
         members or [],
         [] if storage is None else storage.broker_groups,
         [] if groups is None else groups.groups,
         silent,
         controller_loss=controller_loss,
+        certificates=certificates or (),
+        now_ms=SystemClock().wall_ms(),
     )
     shown = (storage, groups, topics, timers, letters, changes)
     lacking = {name for each in shown if each is not None for name in each.unreachable or ()}
@@ -197,6 +246,7 @@ def _view(
         topics=None if topics is None else topics.topics,
         next_due_at_ms=timers.timers[0].due_at_ms if timers is not None and timers.timers else None,
         open_dead_letters=None if letters is None else sum(one.open for one in letters.groups),
+        certificates=certificates,
         changes=None if changes is None else changes.records,
         unanswered=unanswered or None,
         sampled_at_ms=None if groups is None else groups.sampled_at_ms,

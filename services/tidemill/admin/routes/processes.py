@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from tidemill.admin.audit.controller_actions import recorded
 from tidemill.admin.cluster.processes import ProcessAnswered, Processes
 from tidemill.admin.json.processes import (
+    CertificateView,
     LogLevelListView,
     LogLevelRequest,
     LogLevelView,
@@ -27,6 +28,7 @@ router = APIRouter(tags=["processes"])
 
 ALL: Final = "*"
 SLOW_CALLS_MAX: Final = 1_000
+NO_EXPIRY: Final = "the process cannot read the end of this certificate"
 
 
 def processes_of(request: Request) -> Processes:
@@ -165,7 +167,22 @@ def _described(answered: ProcessAnswered) -> ProcessView:
         log_level=found.log_level,
         log_level_until_ms=found.log_level_until_ms or None,
         clock_skew_ms=answered.skew_ms,
+        certificates=certificates_of(found),
     )
+
+
+def certificates_of(found: pb.ProcessDescription) -> list[CertificateView] | None:
+    """Return the certificates of a process by use; None if it does not report them."""
+    if not found.HasField("certificates"):
+        return None
+    return [
+        CertificateView(
+            use=each.use,
+            expires_at_ms=each.expires_at_ms or None,
+            unknown=None if each.expires_at_ms else NO_EXPIRY,
+        )
+        for each in sorted(found.certificates.certificates, key=lambda each: each.use)
+    ]
 
 
 def _levels(answer: pb.ProcessAnswer) -> LogLevelView:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tidemill.common.settings import ProcessSettings
     from tidemill.common.slow_calls import SlowCall, SlowCalls
     from tidemill.transport.aio.call import RpcMethod
+    from tidemill.transport.aio.tls import Certificates
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["ProcessAdmin"]
 LEVELS: Final = ("debug", "info", "warning", "error")
@@ -50,6 +51,7 @@ class ProcessService:
         wall_ms: Callable[[], int],
         *,
         is_ready: Callable[[], bool],
+        certificates: Certificates,
         slow_calls: SlowCalls | None = None,
     ) -> None:
         """`kind` is admin, broker, controller or proxy, and `name` is unique in the cluster."""
@@ -59,6 +61,7 @@ class ProcessService:
         self._settings = settings
         self._wall_ms = wall_ms
         self._is_ready = is_ready
+        self._certificates = certificates
         self._slow_calls = slow_calls
         self._started_at_ms = wall_ms()
         self._level_of_settings = settings.log_level
@@ -107,6 +110,12 @@ class ProcessService:
             wall_ms=self._wall_ms(),
             feature_level=FEATURE_LEVEL,
             log_level_until_ms=self._level_until_ms,
+            certificates=pb.CertificateList(
+                certificates=[
+                    pb.ProcessCertificate(use=each.use, expires_at_ms=each.at_ms or 0)
+                    for each in self._certificates.expiries()
+                ]
+            ),
         )
 
     def _list_settings(self) -> pb.SettingList:

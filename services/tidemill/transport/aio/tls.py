@@ -134,6 +134,13 @@ class ReloadableCredentials(Generic[T]):
             notify()
 
 
+class CertificateExpiry(NamedTuple):
+    """The use of a certificate, and when it expires."""
+
+    use: str
+    at_ms: int | None  # Unix time; None: unknown
+
+
 class _ExpiryReport(NamedTuple):
     """The last log line about an expiring certificate."""
 
@@ -217,6 +224,15 @@ class Certificates:
                 expires_at=expires_at,
                 days_left=int((each.expires_at_s - now_s) // DAY_S),
             )
+
+    def expiries(self) -> list[CertificateExpiry]:
+        """Return when each certificate expires."""
+        return [
+            CertificateExpiry(
+                each.use, None if each.expires_at_s is None else int(each.expires_at_s * 1_000)
+            )
+            for each in self._all
+        ]
 
     def collect(self) -> Iterator[Metric]:
         """Yield the expiry of the certificates and the results of reloads."""

@@ -8,13 +8,18 @@ from typing import Any
 import pytest
 
 from tidemill.admin.activity.numbers import GroupState
-from tidemill.admin.activity.problems import ClusterProblem, find_problems
+from tidemill.admin.activity.problems import DAY_MS, ClusterProblem, find_problems
+from tidemill.admin.cluster.processes import ProcessAnswered, ProcessAnswers
 from tidemill.admin.console.pages.overview import page_of
 from tidemill.admin.json.broker_groups import BrokerGroupView, ReplicaView
 from tidemill.admin.json.consumer_groups import ConsumerGroupRowView
+from tidemill.admin.json.overview import ProcessCertificateView
 from tidemill.admin.json.storage import BrokerGroupStorageView
+from tidemill.admin.routes.overview import certificate_rows
+from tidemill.stubs.tidemill.process.v1 import process_pb2 as pb
 
 ROOT = Path(__file__).parents[4]
+NOW_MS = 1_800_000_000_000
 
 
 def member(name: str = "broker-0", **changed: Any) -> BrokerGroupView:
@@ -71,13 +76,66 @@ def test_a_broker_group_without_a_sample_is_down_once() -> None:
     assert [(each.code, each.object) for each in found] == [("BrokerDown", "broker-1")]
 
 
+def certificate(process: str, use: str, days: float | None) -> ProcessCertificateView:
+    expires_at_ms = None if days is None else NOW_MS + int(days * DAY_MS)
+    return ProcessCertificateView(process=process, use=use, expires_at_ms=expires_at_ms)
+
+
+def test_a_process_has_one_problem_for_its_first_certificate_to_expire() -> None:
+    certificates = [
+        certificate("proxy-0", "clients", 14),
+        certificate("proxy-0", "cluster", None),
+        certificate("proxy-1", "clients", 13),
+        certificate("proxy-1", "cluster", 3.5),
+        certificate("admin", "admin", -0.1),
+    ]
+    found = find_problems([], [], [], certificates=certificates, now_ms=NOW_MS)
+    assert [(each.code, each.object, each.text, each.stops_sends) for each in found] == [
+        ("CertificateExpires", "admin", "the certificate 'admin' has expired", True),
+        ("CertificateExpires", "proxy-1", "the certificate 'cluster' expires in 3 d 12 h", False),
+    ]
+
+
+def test_certificates_with_an_unknown_end_come_first() -> None:
+    def answered(name: str, *certificates: pb.ProcessCertificate) -> ProcessAnswered:
+        listed = pb.CertificateList(certificates=certificates)
+        description = pb.ProcessDescription(certificates=listed)
+        return ProcessAnswered(pb.ProcessAnswer(name=name, description=description), 0)
+
+    older = pb.ProcessAnswer(name="older", description=pb.ProcessDescription())
+    plain = answered("plain")
+    proxy = answered(
+        "proxy-0",
+        pb.ProcessCertificate(use="clients", expires_at_ms=9),
+        pb.ProcessCertificate(use="cluster", expires_at_ms=7),
+        pb.ProcessCertificate(use="other"),
+    )
+    rows = certificate_rows(ProcessAnswers([ProcessAnswered(older, 0), plain, proxy], ["broker-1"]))
+    assert [(each.process, each.use, each.expires_at_ms) for each in rows] == [
+        ("broker-1", None, None),
+        ("older", None, None),
+        ("proxy-0", "other", None),
+        ("proxy-0", "cluster", 7),
+        ("proxy-0", "clients", 9),
+    ]
+    assert all(bool(each.unknown) == (each.expires_at_ms is None) for each in rows)
+
+
 def test_a_paused_group_without_consumers_is_no_problem() -> None:
     paused = group("billing", lag=7, consumers=0, state=GroupState.PAUSED)
     assert find_problems([], [], [paused]) == []
 
 
 @pytest.mark.parametrize(
-    "code", ["BrokerDown", "MemberUnreachable", "InSyncSetShrunk", "DiskFull", "LagGrowing"]
+    "code",
+    [
+        "BrokerDown",
+        "MemberUnreachable",
+        "InSyncSetShrunk",
+        "DiskFull",
+        "LagGrowing",
+        "CertificateExpires",
+    ],
 )
 def test_a_problem_has_a_runbook(code: str) -> None:
     problem = ClusterProblem(code=code, object="x", text="", command="")

@@ -1,4 +1,4 @@
-"""The cluster: broker groups with disks and replicas, elections, and their changes."""
+"""The cluster: broker groups, disks, replicas, certificates, elections, and their changes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from tidemill.admin.console.page import Page, PageCall, Values
 from tidemill.admin.console.rendering import number_text
 from tidemill.admin.http.rest_calls import CallProblem, Document
 
-TOPICS_MAX: Final = 20
+PERIOD_S: Final = 2.0  # Each rendering reads the overview.
 
 
 async def load_cluster(call: PageCall) -> Values:
-    """Read broker groups, replicas and disks."""
+    """Read broker groups, replicas, disks and certificates."""
     groups = await call.api.get("/broker-groups")
-    storage = await call.api.get("/storage", pageSize=TOPICS_MAX)
+    # It answers in two seconds, also while a broker group hangs.
+    overview = await call.api.get("/overview")
     try:
         replicas = (await call.api.get("/replicas"))["items"]
     except CallProblem as problem:
@@ -25,12 +26,14 @@ async def load_cluster(call: PageCall) -> Values:
         if problem.status is not HTTPStatus.CONFLICT:
             raise
         replicas = []
-    disks = {disk["broker"]: disk for disk in storage["brokerGroups"]}
+    disks = {disk["broker"]: disk for disk in overview.get("disks", [])}
     return {
         "groups": groups["items"],
         "disks": disks,
         "replicas": replicas,
-        "unreachable": storage.get("unreachable", []),
+        "certificates": overview.get("certificates", []),
+        "unanswered": overview.get("unanswered", []),
+        "unreachable": overview.get("unreachable", []),
     }
 
 
@@ -55,7 +58,7 @@ def _replicated_rows(found: Document) -> Rows:
     ]
 
 
-PAGES: Final = (Page("/cluster", "cluster", load_cluster),)
+PAGES: Final = (Page("/cluster", "cluster", load_cluster, period_s=PERIOD_S),)
 ACTIONS: Final = (
     PageAction(
         path="/cluster/{name}/drain",
