@@ -94,6 +94,11 @@ def test_the_first_use_by_a_client_is_one_warning_with_the_nearest_name(
         ("topic created on first use", "warning")
     ]
     assert found[0]["nearest"] == "shipping"
+    assert running.get("topics/shippin")["createdBy"] == "FIRST_USE"
+    shown = tidemill(running, "topic", "show", "shippin").stdout
+    assert "The first use by a client created it." in shown
+    page = httpx.get(f"{running.admin}/ui/topics", trust_env=False, timeout=30)
+    assert page.text.count(">first use<") == 1
 
 
 def test_create_also_creates_where_clients_create_no_topics(tmp_path: Path) -> None:

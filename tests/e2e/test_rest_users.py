@@ -49,6 +49,16 @@ def test_the_mode_on_needs_users_and_rights(tmp_path: Path) -> None:
             applied = {(proxy["mode"], proxy["version"]) for proxy in answer["proxies"]}
             assert applied == {("on", answer["version"])}
             eventually(lambda: http.get(f"{url}/topics").status_code == 401)
+            assert tidemill(running, tmp_path, "topic", "create", "owned").returncode == 0
+            listed = json.loads(tidemill(running, tmp_path, "topic", "list").stdout)
+            by_name = {each["name"]: each for each in listed}
+            [record] = json.loads(
+                tidemill(running, tmp_path, "audit", "list", "--resource", "Topic:owned").stdout
+            )
+            assert by_name["owned"]["createdBy"] == record["user"]
+            # Before the mode, there was no user.
+            assert "createdBy" not in by_name["orders"]
+            assert by_name["orders"]["createdByUnknown"] == "created without a user"
             made = tidemill(running, tmp_path, "user", "create", "eve", "--role", "viewer")
             assert made.returncode == 0, made.stderr
             secret = json.loads(made.stdout)["secret"]

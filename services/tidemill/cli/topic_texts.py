@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from tidemill.cli.dedup_keys import describe_dedup
 from tidemill.common.rest_client import Json
 from tidemill.common.times import span
+
+FIRST_USE: Final = "FIRST_USE"  # in place of the user
 
 
 def change_text(before: Json, topic: Json) -> str:
@@ -75,3 +79,12 @@ def retention_text(topic: Json) -> str:
     if kept.get("acked") == "free":
         parts.append("until all consumer groups have settled them")
     return ", ".join(parts) or "by the defaults of the broker"
+
+
+def creator_text(topic: Json) -> str:
+    """Return who created a topic, as a sentence."""
+    if "createdBy" not in topic:
+        return f"Its creator is unknown: {topic.get('createdByUnknown', 'the admin API is older')}."
+    if topic["createdBy"] == FIRST_USE:
+        return "The first use by a client created it."
+    return f"The user {topic['createdBy']} created it."

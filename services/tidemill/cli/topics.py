@@ -54,6 +54,7 @@ from tidemill.cli.topic_options import (
 from tidemill.cli.topic_texts import (
     change_text,
     checks_text,
+    creator_text,
     is_kept_less,
     is_kept_shorter,
     retention_text,
@@ -280,6 +281,8 @@ def show_topic(context: typer.Context, name: Name) -> None:
     show(context, topic, ("TOPIC", "TYPE", *columns), rows)
     if is_text(context) and "levels" in topic:
         _show_levels(context, topic["levels"])
+    if is_text(context):
+        typer.echo(creator_text(topic))
     if is_text(context) and "retention" in topic:
         typer.echo(f"Messages are kept {retention_text(topic)}.")
     if is_text(context) and "transaction" in topic:

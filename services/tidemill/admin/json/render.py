@@ -33,6 +33,8 @@ from tidemill.admin.json.topics import (
 from tidemill.common.clock import SystemClock
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
+FIRST_USE: Final = "FIRST_USE"  # in place of the user
+
 
 def topic_of(config: pb.TopicConfig) -> TopicView:
     """Render a topic."""
@@ -47,7 +49,19 @@ def topic_of(config: pb.TopicConfig) -> TopicView:
         transaction=_policy_of(config.transaction) if config.HasField("transaction") else None,
         dedup=_dedup_of(config) if is_keyed else None,
         dedup_off_pending=None if is_keyed else list(config.placement.before) or None,
+        created_by=FIRST_USE if config.creator.is_first_use else config.creator.user or None,
+        created_by_unknown=_creator_unknown(config),
     )
+
+
+def _creator_unknown(config: pb.TopicConfig) -> str | None:
+    if config.creator.is_first_use or config.creator.user:
+        return None
+    if config.HasField("creator"):
+        return "created without a user"
+    if config.is_system:
+        return "the broker creates this topic"
+    return "created by a version that did not record it"
 
 
 KEY_SOURCES: Final = {

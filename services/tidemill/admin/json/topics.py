@@ -276,6 +276,15 @@ class TopicView(Schema):
         " keys, because they have not reported that they have received the change. Until then, it"
         " cannot be turned on again. Missing if there is none.",
     )
+    created_by: str | None = Field(
+        None,
+        description="The user that created it, or `FIRST_USE` if the first use by a client did."
+        " Missing if that is unknown.",
+        examples=["ops"],
+    )
+    created_by_unknown: str | None = Field(
+        None, description="Why the creator is unknown.", examples=["created without a user"]
+    )
 
 
 class TopicPutView(TopicView):

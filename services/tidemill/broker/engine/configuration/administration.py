@@ -43,6 +43,7 @@ from tidemill.broker.engine.metadata.pull_offsets import (
 )
 from tidemill.broker.engine.metadata.quota import Quota
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
+from tidemill.broker.engine.metadata.topic_creator import CREATOR_LEVEL, FIRST_USE, TopicCreator
 from tidemill.broker.engine.metadata.topic_retention import (
     BROKER_DEFAULT,
     NO_CHANGE,
@@ -170,7 +171,7 @@ class Administration:
             self.check_home()
         if is_new_topic:
             self._quota.take(now_ms)
-            self.put_topic(topic, type_=None, queues=0, now_ms=now_ms)
+            self.put_topic(topic, type_=None, queues=0, creator=FIRST_USE, now_ms=now_ms)
         if is_new_group:
             self._quota.take(now_ms)
             self.put_group(group, now_ms=now_ms)
@@ -198,15 +199,16 @@ class Administration:
         retention: RetentionChange = NO_CHANGE,
         transaction: PolicyChange = NO_POLICY_CHANGE,
         dedup: DedupChange = NO_DEDUP_CHANGE,
+        creator: TopicCreator | None = None,
         is_forced: bool = False,
         is_dry: bool = False,
         now_ms: int,
     ) -> Topic:
         """Create or change a topic; None and 0 queues keep the value, or set the default.
 
-        The type of a topic with messages changes only if `is_forced`. `is_dry` only checks. It is
-        one piece, because nothing may change before all checks have passed. Raises Conflict,
-        BadRequest.
+        The type of a topic with messages changes only if `is_forced`. `is_dry` only checks.
+        `creator` is of a new topic; below its feature level it is not recorded. It is one piece,
+        because nothing may change before all checks have passed. Raises Conflict, BadRequest.
         """
         if not 0 <= (delivery_spread_ms or 0) <= SPREAD_MS_MAX:
             raise BadRequest(
@@ -230,6 +232,7 @@ class Administration:
                 created_at_ms=self._created_at_ms(now_ms),
                 retention=retention.apply_to(BROKER_DEFAULT),
                 transaction=transaction.apply_to(DEFAULT_POLICY),
+                creator=creator if self._catalog.feature_level >= CREATOR_LEVEL else None,
             )
             topic = with_dedup(topic, dedup, self._catalog, self._config)
         else:

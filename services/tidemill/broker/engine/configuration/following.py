@@ -28,6 +28,7 @@ from tidemill.broker.engine.metadata.dedup_policy import DEDUP_LEVEL, NO_PLACEME
 from tidemill.broker.engine.metadata.group_pause import PAUSE_LEVEL
 from tidemill.broker.engine.metadata.membership import Home, home_item
 from tidemill.broker.engine.metadata.priority import FACTOR_DEFAULT, PRIORITY_LEVEL
+from tidemill.broker.engine.metadata.topic_creator import CREATOR_LEVEL
 from tidemill.broker.engine.metadata.topic_retention import BROKER_DEFAULT, RETENTION_LEVEL
 from tidemill.broker.engine.metadata.transaction_policy import DEFAULT_POLICY, TRANSACTION_LEVEL
 from tidemill.broker.engine.queries.inspection import Inspection
@@ -178,6 +179,8 @@ class Following:
             topic = replace(topic, transaction=DEFAULT_POLICY)
         if catalog.feature_level < DEDUP_LEVEL:
             topic = replace(topic, dedup=None, placement=NO_PLACEMENT)
+        if catalog.feature_level < CREATOR_LEVEL:
+            topic = replace(topic, creator=None)
         own = catalog.topics.get(own_id)
         if own is not None and own.dedup is not None and topic.dedup is not None:
             if is_restored or own.placement.since != topic.placement.since:

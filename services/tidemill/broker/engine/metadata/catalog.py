@@ -57,6 +57,7 @@ from tidemill.broker.engine.metadata.security_items import (
 )
 from tidemill.broker.engine.metadata.security_items import key_of as security_key_of
 from tidemill.broker.engine.metadata.settled_letters import SettledLetters
+from tidemill.broker.engine.metadata.topic_creator import TopicCreator, decode_creator
 from tidemill.broker.engine.metadata.topic_retention import (
     BROKER_DEFAULT,
     TopicRetention,
@@ -128,6 +129,7 @@ class Topic:
     transaction: TransactionPolicy = DEFAULT_POLICY
     dedup: DedupPolicy | None = None  # None: messages have no dedup keys
     placement: KeyPlacement = NO_PLACEMENT  # the owners of its dedup keys
+    creator: TopicCreator | None = None  # None: unknown
 
 
 # (id of a topic at the home, time in ms), in order of the ids.
@@ -641,6 +643,10 @@ def topic_item(topic: Topic) -> dict[str, Any]:
         del values["placement"]
     else:
         values["placement"] = placement_item(topic.placement)
+    if topic.creator is None:
+        del values["creator"]
+    else:
+        values["creator"] = topic.creator.as_item()
     return {"op": "topic", "topic": values}
 
 
@@ -675,6 +681,7 @@ def decode_topic(values: dict[str, Any]) -> Topic:
         transaction=decode_policy(values.get("transaction", {})),
         dedup=decode_dedup(values.get("dedup")),
         placement=decode_placement(values.get("placement")),
+        creator=decode_creator(values.get("creator")),
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from tidemill.broker.engine.configuration.purge import PurgedQueue
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import TopicType
+from tidemill.broker.engine.metadata.topic_creator import TopicCreator
 from tidemill.broker.server.admin.level_readers import read_level_readers
 from tidemill.broker.server.admin.lookup import (
     check_existence,
@@ -88,6 +89,9 @@ class TopicAdmin:
                     retention=retention,
                     transaction=config_frames.policy_change(request),
                     dedup=config_frames.dedup_change(request),
+                    creator=TopicCreator(user=request.audit.user)
+                    if request.HasField("audit")
+                    else None,
                     is_forced=request.force,
                     is_dry=is_dry,
                     now_ms=turn.now_ms,

@@ -28,6 +28,7 @@ from tidemill.broker.engine.metadata.dedup_policy import (
 from tidemill.broker.engine.metadata.group_pause import GroupPause
 from tidemill.broker.engine.metadata.membership import BrokerGroup, Membership
 from tidemill.broker.engine.metadata.priority import FACTOR_DEFAULT
+from tidemill.broker.engine.metadata.topic_creator import FIRST_USE, TopicCreator
 from tidemill.broker.engine.metadata.topic_retention import (
     BROKER_DEFAULT,
     RetentionChange,
@@ -75,7 +76,18 @@ def topic_config(topic: Topic) -> pb.TopicConfig:
         transaction=_policy(topic.transaction) if topic.transaction != DEFAULT_POLICY else None,
         dedup=_dedup(topic.dedup) if topic.dedup is not None else None,
         placement=_key_placement(topic.placement) if topic.placement != NO_PLACEMENT else None,
+        creator=_creator(topic.creator) if topic.creator is not None else None,
     )
+
+
+def _creator(creator: TopicCreator) -> pb.TopicCreator:
+    return pb.TopicCreator(user=creator.user, is_first_use=creator.is_first_use)
+
+
+def _read_creator(config: pb.TopicConfig) -> TopicCreator | None:
+    if not config.HasField("creator"):
+        return None
+    return FIRST_USE if config.creator.is_first_use else TopicCreator(user=config.creator.user)
 
 
 def _key_placement(placement: KeyPlacement) -> pb.KeyPlacement:
@@ -272,6 +284,7 @@ def read_topic(config: pb.TopicConfig) -> Topic:
         transaction=_read_policy(config),
         dedup=_read_dedup(config),
         placement=read_key_placement(config.placement),
+        creator=_read_creator(config),
     )
 
 
