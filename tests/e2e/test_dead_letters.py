@@ -120,6 +120,10 @@ def test_only_the_group_of_an_official_client_gets_a_replayed_message(
     names = {"topic": "official", "group": "official"}
     first = run_python_client(tmp_path, "dead_letter", running.grpc, attempts=2, **names)
     sent_id = first.the("sent")["id"]
+    # The sampler reads every 5 s.
+    numbers = {"open": 1, "lastHour": 1}
+    eventually(lambda: running.get("groups/official")["deadLetters"] == numbers)
+    assert running.get("overview")["deadLetters"]["lastHour"] >= 1
     listed = tidemill(running, "-o", "json", "dead-letter", "list", "--group", "official")
     (letter,) = json.loads(listed.stdout)
     assert (letter["messageId"], letter["reason"]) == (sent_id, "ATTEMPTS_EXHAUSTED")

@@ -92,7 +92,8 @@ def test_groups_have_their_lag_and_state(running: Standalone) -> None:
     billing, spare = groups[:2]
     assert (billing["lag"], billing["ready"], billing["blocked"]) == (STORED, STORED - HELD, 0)
     assert billing["oldestUnackedAtMs"] > 0
-    assert billing["deadLetters"] == billing["lockedQueues"] == 0
+    assert billing["deadLetters"] == {"open": 0, "lastHour": 0}
+    assert billing["lockedQueues"] == 0
     assert spare["state"] == "NEVER_POLLED"
     assert not {"lag", "ready", "oldestUnackedAtMs"} & spare.keys()
     progress = get(running, "groups/billing/progress")["total"]

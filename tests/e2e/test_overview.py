@@ -36,7 +36,7 @@ def test_a_good_cluster_is_ok_and_has_all_parts(running: Standalone) -> None:
     assert [each["name"] for each in found["brokerGroups"]] == ["broker-0", "broker-1"]
     assert {each["broker"] for each in found["disks"]} == {"broker-0", "broker-1"}
     assert [each["name"] for each in found["topics"]] == ["orders"]
-    assert found["openDeadLetters"] == 0
+    assert found["deadLetters"] == {"open": 0, "lastHour": 0}
     assert found["changes"][0]["resource"] == "Topic:orders"
     assert "nextDueAtMs" not in found
 

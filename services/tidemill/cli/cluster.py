@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tidemill.cli.numbers import UNKNOWN, certificate_end, number
+from tidemill.cli.numbers import UNKNOWN, certificate_end, dead_numbers, number
 from tidemill.cli.rest import call, is_text, show, show_table, warn_partial, warn_unreachable
 from tidemill.common.clock import SystemClock
 from tidemill.common.exit_codes import EXIT_PROBLEM
@@ -20,7 +20,7 @@ PROBLEM_COLUMNS: Final = ("PROBLEM", "OBJECT", "SINCE", "FINDING", "COMMAND")
 BROKER_COLUMNS: Final = (
     *("BROKER GROUP", "STATE", "MASTER", "EPOCH", "IN SYNC", "REACHABLE", "DISK", "FULL IN"),
 )
-GROUP_COLUMNS: Final = ("GROUP", "LAG", "OLDEST", "IN/S", "OUT/S", "CONSUMERS", "DEAD")
+GROUP_COLUMNS: Final = ("GROUP", "LAG", "OLDEST", "IN/S", "OUT/S", "CONSUMERS", "DEAD", "DEAD 1H")
 TOPIC_COLUMNS: Final = ("TOPIC", "BYTES", "MESSAGES", "IN/S", "OUT/S")
 CERTIFICATE_COLUMNS: Final = ("PROCESS", "CERTIFICATE", "EXPIRES", "LEFT")
 
@@ -122,7 +122,7 @@ def _group_row(group: Json, now_ms: int) -> tuple[object, ...]:
         number(group.get("inPerSecond")),
         number(group.get("outPerSecond")),
         number(group.get("consumers")),
-        number(group.get("deadLetters")),
+        *dead_numbers(group),
     )
 
 

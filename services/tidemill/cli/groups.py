@@ -20,7 +20,14 @@ from tidemill.cli.group_options import (
 )
 from tidemill.cli.group_positions import reset_group, unlock_queue
 from tidemill.cli.group_show import NEVER_POLLED, retry_text, show_group
-from tidemill.cli.numbers import GroupPrefix, GroupSort, list_query, number, warn_unknown
+from tidemill.cli.numbers import (
+    GroupPrefix,
+    GroupSort,
+    dead_numbers,
+    list_query,
+    number,
+    warn_unknown,
+)
 from tidemill.cli.rest import (
     call,
     call_pages,
@@ -71,11 +78,14 @@ def list_groups(context: typer.Context, sort: GroupSort = None, prefix: GroupPre
             number(g.get("inPerSecond")),
             number(g.get("outPerSecond")),
             number(g.get("consumers")),
-            number(g.get("deadLetters")),
+            *dead_numbers(g),
         )
         for g in groups
     ]
-    columns = "GROUP", "ORDER", "STATE", "LAG", "OLDEST", "IN/S", "OUT/S", "CONSUMERS", "DEAD"
+    columns = (
+        *("GROUP", "ORDER", "STATE", "LAG", "OLDEST", "IN/S", "OUT/S", "CONSUMERS"),
+        *("DEAD", "DEAD 1H"),
+    )
     show(context, groups, columns, rows)
     warn_unknown(groups)
 

@@ -51,6 +51,12 @@ def number(value: float | None) -> str:
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
+def dead_numbers(group: Json) -> tuple[str, str]:
+    """Return the open dead letters of a consumer group, and those of the last hour."""
+    found = group.get("deadLetters", {})
+    return number(found.get("open")), number(found.get("lastHour"))
+
+
 def certificate_end(certificate: Json, now_ms: int) -> str:
     """Return the time until a certificate expires, or why it is unknown."""
     if "expiresAtMs" not in certificate:

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tidemill.cli.numbers import UNKNOWN, number
+from tidemill.cli.numbers import UNKNOWN, dead_numbers, number
 from tidemill.cli.output import UNFOLDED_WIDTH, OutputFormat
 from tidemill.cli.rest import call, is_text, options_of, output_of
 from tidemill.cli.watching import watch
@@ -25,7 +25,7 @@ NAME_WIDTH_MIN: Final = 12
 CLEAR: Final = "\x1b[H\x1b[J"  # cursor to the first line, and clear from there
 GROUP_COLUMNS: Final = (
     *("GROUP", "LAG", "READY", "IN FLIGHT", "OLDEST"),
-    *("IN/S", "OUT/S", "CONSUMERS", "DEAD"),
+    *("IN/S", "OUT/S", "CONSUMERS", "DEAD", "DEAD 1H"),
 )
 TOPIC_COLUMNS: Final = ("TOPIC", "IN/S", "OUT/S", "MESSAGES", "TIMERS")
 GAP: Final = "  "
@@ -126,7 +126,7 @@ def _group_row(group: Json, now_ms: int) -> tuple[str, ...]:
         number(group.get("inPerSecond")),
         number(group.get("outPerSecond")),
         number(group.get("consumers")),
-        number(group.get("deadLetters")),
+        *dead_numbers(group),
     )
 
 

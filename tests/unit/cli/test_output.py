@@ -29,7 +29,7 @@ GROUPS: list[dict[str, Any]] = [
         "inPerSecond": 0.5,
         "outPerSecond": 2.0,
         "consumers": 3,
-        "deadLetters": 0,
+        "deadLetters": {"open": 0, "lastHour": 0},
     }
     for name, lag in (("billing", 12), (LONG, 0))
 ]

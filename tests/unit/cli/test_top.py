@@ -53,9 +53,9 @@ def test_each_list_is_ordered_and_bounded_by_the_api() -> None:
     assert paths[:2] == ["/groups?sort=-lag&pageSize=20", "/topics?sort=-inPerSecond&pageSize=20"]
     lines = shown.stdout.splitlines()
     assert " ".join(lines[2].split()) == (
-        "GROUP LAG READY IN FLIGHT OLDEST IN/S OUT/S CONSUMERS DEAD"
+        "GROUP LAG READY IN FLIGHT OLDEST IN/S OUT/S CONSUMERS DEAD DEAD 1H"
     )
-    assert lines[3].split() == [LONG, "7", "?", "?", "-", "?", "?", "?", "?"]
+    assert lines[3].split() == [LONG, "7", "?", "?", "-", *["?"] * 5]
     assert lines[6].split() == ["orders", "?", "?", "?", "?"]
     assert [each["name"] for each in json.loads(as_json.stdout)["groups"]] == [LONG]
 

@@ -21,6 +21,8 @@ N = TypeVar("N", int, float)
 
 NO_RATES: Final = "a rate needs two samples of a broker"
 NO_PROGRESS: Final = "the progress of the group is not read yet"
+NO_LAST_HOUR: Final = "a broker group does not know the dead letters of the last hour yet"
+LAST_HOUR: Final = "dead_letters_last_hour"
 
 
 class GroupState(StrEnum):
@@ -110,6 +112,7 @@ class GroupNumbers:
     retry_per_second: float | None = 0.0
     consumers: int | None = None
     dead_letters: int = 0
+    dead_letters_last_hour: int | None = 0
     has_polled: bool = False
     topics: set[str] = field(default_factory=set)  # the topics of its messages
     state: GroupState | None = None
@@ -195,6 +198,8 @@ class ClusterNumbers:
     def _add_group(self, pair: SamplePair, group: pb.GroupActivity) -> None:
         found = self.groups.setdefault(group.name, GroupNumbers())
         found.dead_letters += group.dead_letters
+        last_hour = group.dead_letters_last_hour if group.HasField(LAST_HOUR) else None
+        found.dead_letters_last_hour = _sum(found.dead_letters_last_hour, last_hour)
         found.has_polled |= group.has_polled
         known = None if pair.old is None else pair.old.groups.get(group.name)
         is_same = known is not None and known.id == group.id
@@ -246,6 +251,8 @@ class ClusterNumbers:
             group.in_per_second = _sum(group.in_per_second, self.topics[topic].in_per_second)
         if group.out_per_second is None or group.in_per_second is None:
             reasons.append(NO_RATES)
+        if group.dead_letters_last_hour is None:
+            reasons.append(NO_LAST_HOUR)
         if not has_progress or (group.has_polled and not group.topics):
             reasons.append(NO_PROGRESS)
             group.forget_progress()

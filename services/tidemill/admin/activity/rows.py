@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from tidemill.admin.activity.numbers import ClusterNumbers
+from tidemill.admin.activity.numbers import NO_LAST_HOUR, ClusterNumbers
 from tidemill.admin.activity.sampler import Reading
-from tidemill.admin.json.activity import GroupNumbersView, TopicNumbersView
+from tidemill.admin.json.activity import DeadLetterNumbersView, GroupNumbersView, TopicNumbersView
 
 TOPIC_FIELDS: Final = ("messages", "bytes", "inPerSecond", "outPerSecond", "pendingTimers")
 GROUP_FIELDS: Final = (
@@ -65,7 +65,9 @@ def group_numbers(reading: Reading, name: str) -> GroupNumbersView:
         retry_per_second=_rounded(found.retry_per_second),
         consumers=found.consumers,
         locked_queues=found.locked_queues,
-        dead_letters=found.dead_letters,
+        dead_letters=DeadLetterNumbersView(
+            open=found.dead_letters, last_hour=found.dead_letters_last_hour
+        ),
         unknown=found.unknown or None,
     )
 
@@ -90,6 +92,26 @@ def number_of_group(reading: Reading, name: str, field: str) -> float | None:
     found = None if reading.numbers is None else reading.numbers.groups.get(name)
     number: float | None = getattr(found, field, None)
     return number
+
+
+def dead_letters_of(
+    reading: Reading, is_shown: Callable[[str], bool]
+) -> DeadLetterNumbersView | None:
+    """Return the sums of the consumer groups that `is_shown` accepts; None without numbers."""
+    if reading.numbers is None:
+        return None
+    total, last_hour = 0, 0
+    has_unknown = False
+    for name, group in reading.numbers.groups.items():
+        if (group.dead_letters or group.dead_letters_last_hour != 0) and is_shown(name):
+            total += group.dead_letters
+            last_hour += group.dead_letters_last_hour or 0
+            has_unknown |= group.dead_letters_last_hour is None
+    return DeadLetterNumbersView(
+        open=total,
+        last_hour=None if has_unknown else last_hour,
+        unknown=NO_LAST_HOUR if has_unknown else None,
+    )
 
 
 def sampled_at_ms(reading: Reading) -> int | None:

@@ -37,6 +37,20 @@ class TopicNumbersView(Schema):
     unknown: str | None = UNKNOWN
 
 
+class DeadLetterNumbersView(Schema):
+    """Numbers of dead letters. A missing number is unknown."""
+
+    open: int = Field(description="Dead letters that are neither replayed nor discarded.")
+    last_hour: int | None = Field(
+        None,
+        description="Messages that became dead letters in the last hour and are still stored, in"
+        " any state.",
+    )
+    unknown: str | None = Field(
+        None, description="Why a number is missing. A row of a list has its own `unknown`."
+    )
+
+
 class GroupNumbersView(Schema):
     """The numbers of a consumer group, over all reachable broker groups.
 
@@ -66,7 +80,9 @@ class GroupNumbersView(Schema):
     retry_per_second: float | None = Field(None, description="Repeated deliveries per second.")
     consumers: int | None = Field(None, description="Connected consumers.")
     locked_queues: int | None = Field(None, description="Locked queues of a FIFO group.")
-    dead_letters: int | None = Field(None, description="Open dead letters.")
+    dead_letters: DeadLetterNumbersView | None = Field(
+        None, description="Its dead letters. `sort=deadLetters` orders by the open ones."
+    )
     unknown: str | None = UNKNOWN
 
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from tidemill.admin.json.activity import SAMPLED_AT
+from tidemill.admin.json.activity import SAMPLED_AT, DeadLetterNumbersView
 from tidemill.admin.json.audit import AuditRecordView
 from tidemill.admin.json.broker_groups import BrokerGroupView
 from tidemill.admin.json.consumer_groups import ConsumerGroupRowView
@@ -74,8 +74,8 @@ class OverviewView(Schema):
         None,
         description="When the next delayed message is due (Unix, ms). Missing if there is none.",
     )
-    open_dead_letters: int | None = Field(
-        None, description="Dead letters that are neither replayed nor discarded."
+    dead_letters: DeadLetterNumbersView | None = Field(
+        None, description="The dead letters of all consumer groups. Missing without a sample."
     )
     certificates: list[ProcessCertificateView] | None = Field(
         None,

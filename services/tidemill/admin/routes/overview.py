@@ -12,14 +12,16 @@ from typing import Final, TypeVar
 from fastapi import APIRouter
 
 from tidemill.admin.activity.problems import find_problems
+from tidemill.admin.activity.rows import dead_letters_of
 from tidemill.admin.activity.sampler import Reading
 from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.cluster.processes import ProcessAnswers
 from tidemill.admin.http.paging import FIRST_PAGE
+from tidemill.admin.http.request_access import READS
+from tidemill.admin.json.activity import DeadLetterNumbersView
 from tidemill.admin.json.audit import AuditKindView, AuditPageView
 from tidemill.admin.json.broker_groups import BrokerGroupView
 from tidemill.admin.json.consumer_groups import ConsumerGroupPageView
-from tidemill.admin.json.dead_letters import DeadLetterSummaryView
 from tidemill.admin.json.overview import (
     ClusterProblemView,
     ClusterStatus,
@@ -33,7 +35,6 @@ from tidemill.admin.routes import Access, Activity, Cluster, OwnAccessLog
 from tidemill.admin.routes.audit import list_audit
 from tidemill.admin.routes.broker_groups import BROKER_GROUPS, find_broker_groups
 from tidemill.admin.routes.consumer_groups import list_groups
-from tidemill.admin.routes.dead_letters import summarize_dead_letters
 from tidemill.admin.routes.processes import All as AllProcesses
 from tidemill.admin.routes.processes import certificates_of
 from tidemill.admin.routes.replicas import All
@@ -135,9 +136,6 @@ async def get_overview(
         of_timers = tasks.create_task(
             read("timers", lambda: list_timers(cluster, access, FIRST_PAGE, page_size=1))
         )
-        of_letters = tasks.create_task(
-            read("dead letters", lambda: summarize_dead_letters(cluster, access))
-        )
         of_processes = tasks.create_task(
             read(
                 "certificates",
@@ -152,6 +150,7 @@ async def get_overview(
                 is_allowed=sees_changes,
             )
         )
+    reading = activity.read()
     return _view(
         of_members.result(),
         of_controllers.result() or None,
@@ -159,11 +158,11 @@ async def get_overview(
         of_groups.result(),
         of_topics.result(),
         of_timers.result(),
-        of_letters.result(),
         of_processes.result(),
         of_changes.result(),
         sorted(parts.unanswered),
-        _silent(activity.read()) if sees_members else {},
+        _silent(reading) if sees_members else {},
+        dead_letters_of(reading, lambda name: access.allows_group(READS, name)),
     )
 
 
@@ -204,11 +203,11 @@ def _view(
     groups: ConsumerGroupPageView | None,
     topics: TopicPageView | None,
     timers: TimerPageView | None,
-    letters: DeadLetterSummaryView | None,
     processes: ProcessAnswers | None,
     changes: AuditPageView | None,
     unanswered: list[str],
     silent: Mapping[str, str],
+    dead_letters: DeadLetterNumbersView | None,
 ) -> OverviewView:
     members, has_controllers = (None, True) if found_members is None else found_members
     certificates = None if processes is None else certificate_rows(processes)
@@ -221,7 +220,7 @@ def _view(
         certificates=certificates or (),
         now_ms=SystemClock().wall_ms(),
     )
-    shown = (storage, groups, topics, timers, letters, changes)
+    shown = (storage, groups, topics, timers, changes)
     lacking = {name for each in shown if each is not None for name in each.unreachable or ()}
     if not has_controllers:
         lacking.add(CONTROLLERS)
@@ -245,7 +244,7 @@ def _view(
         groups=None if groups is None else groups.groups,
         topics=None if topics is None else topics.topics,
         next_due_at_ms=timers.timers[0].due_at_ms if timers is not None and timers.timers else None,
-        open_dead_letters=None if letters is None else sum(one.open for one in letters.groups),
+        dead_letters=dead_letters,
         certificates=certificates,
         changes=None if changes is None else changes.records,
         unanswered=unanswered or None,

@@ -33,6 +33,7 @@ from tidemill.broker.engine.configuration.security import SecurityAdministration
 from tidemill.broker.engine.dead_letter.bulk import LetterWork
 from tidemill.broker.engine.dead_letter.inspection import LetterInspection
 from tidemill.broker.engine.dead_letter.letters import DeadLetters
+from tidemill.broker.engine.dead_letter.recent import RecentLetters
 from tidemill.broker.engine.dedup.deduplication import Deduplication
 from tidemill.broker.engine.dedup.first_messages import FirstMessages
 from tidemill.broker.engine.dedup.inspection import KeyInspection
@@ -153,6 +154,7 @@ class Engine:
         self.letter_inspection = LetterInspection(
             self.dead_letters, self.catalog, retention_ms=config.retention_ms
         )
+        self.recent_letters = RecentLetters(self.catalog, self.store)
         self.key_inspection = KeyInspection(self.deduplication, firsts, self.fold)
         self._open_upkeep(timer_index, snapshot_size)
         letter_work = LetterWork(self.dead_letters, self.catalog)

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from tidemill.admin.activity.numbers import (
+    NO_LAST_HOUR,
     NO_PROGRESS,
     NO_RATES,
     BrokerSample,
@@ -22,7 +23,8 @@ def topic(name: str, **fields: Any) -> pb.TopicActivity:
 
 
 def group(name: str, *topics: pb.GroupTopicActivity, **fields: Any) -> pb.GroupActivity:
-    given = {"name": name, "id": 1, "has_progress": True, "topics": topics, **fields}
+    given: dict[str, Any] = {"name": name, "id": 1, "has_progress": True, "topics": topics}
+    given |= {"dead_letters_last_hour": 0, **fields}
     return pb.GroupActivity(**given)
 
 
@@ -76,6 +78,17 @@ def test_the_numbers_of_broker_groups_are_summed() -> None:
     found = numbers.groups["g"]
     assert (found.lag, found.blocked, found.locked_queues, found.dead_letters) == (10, 3, 1, 5)
     assert found.oldest_unacked_at_ms == 60
+
+
+def test_the_dead_letters_of_the_last_hour_are_summed_or_unknown() -> None:
+    first = sample(group("g", dead_letters=9, dead_letters_last_hour=4))
+    second = sample(group("g", dead_letters=1, dead_letters_last_hour=0))
+    found = summed(SamplePair(first, None), SamplePair(second, None)).groups["g"]
+    assert (found.dead_letters, found.dead_letters_last_hour) == (10, 4)
+    rebuilding = sample(group("g", dead_letters=1, dead_letters_last_hour=None))
+    found = summed(SamplePair(first, None), SamplePair(rebuilding, None)).groups["g"]
+    assert (found.dead_letters, found.dead_letters_last_hour) == (10, None)
+    assert NO_LAST_HOUR in found.unknown
 
 
 def test_a_rate_is_unknown_if_one_broker_group_has_no_second_sample() -> None:

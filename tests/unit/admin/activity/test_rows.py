@@ -11,12 +11,19 @@ import pytest
 
 from tests.support.clocks import ManualClock
 from tidemill.admin.activity.history import HistoryKey, HistoryObject
-from tidemill.admin.activity.numbers import ClusterNumbers, Consumers, GroupNumbers, TopicNumbers
+from tidemill.admin.activity.numbers import (
+    NO_LAST_HOUR,
+    ClusterNumbers,
+    Consumers,
+    GroupNumbers,
+    TopicNumbers,
+)
 from tidemill.admin.activity.rows import (
     GROUP_FIELDS,
     TOO_NEW,
     TOPIC_FIELDS,
     all_unreachable,
+    dead_letters_of,
     group_numbers,
     number_of_group,
     number_of_topic,
@@ -46,6 +53,21 @@ def reading(**topics: TopicNumbers | GroupNumbers) -> Reading:
         else:
             numbers.groups[name] = found
     return Reading(numbers, "")
+
+
+def test_the_dead_letters_of_hidden_groups_do_not_count() -> None:
+    found = reading(
+        shown=GroupNumbers(dead_letters=3, dead_letters_last_hour=1),
+        settled=GroupNumbers(dead_letters=0, dead_letters_last_hour=2),
+        hidden=GroupNumbers(dead_letters=5, dead_letters_last_hour=None),
+    )
+    total = dead_letters_of(found, lambda name: name != "hidden")
+    assert total is not None
+    assert (total.open, total.last_hour, total.unknown) == (3, 3, None)
+    total = dead_letters_of(found, lambda _name: True)
+    assert total is not None
+    assert (total.open, total.last_hour, total.unknown) == (8, None, NO_LAST_HOUR)
+    assert dead_letters_of(Reading(None, "down"), lambda _name: True) is None
 
 
 def test_the_largest_or_the_smallest_come_first_and_unknown_ones_last() -> None:

@@ -23,7 +23,7 @@ async def load_overview(call: PageCall) -> Values:
         "groups": found.get("groups"),
         "topics": found.get("topics"),
         "next_due_at_ms": found.get("nextDueAtMs"),
-        "open_dead_letters": found.get("openDeadLetters"),
+        "dead_letters": found.get("deadLetters", {}),
         "changes": found.get("changes"),
         "unanswered": found.get("unanswered", []),
         "unreachable": found.get("unreachable", []),

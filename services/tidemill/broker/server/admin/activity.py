@@ -11,7 +11,8 @@ from tidemill.broker.engine.layout.numbers import GroupId, TopicId
 from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.metrics.lag import TopicLag
 from tidemill.broker.server.round.rpc import read_in_round
-from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, HIDDEN_TOPICS
+from tidemill.common.errors import Repairing
+from tidemill.message.resource_names import HIDDEN_TOPICS
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ GROUPS_A_PAGE: Final = 250  # with at most 128 topics and their retry topics eac
 TOPICS_A_SLICE: Final = 64
 QUEUES_A_SLICE: Final = 1_024
 PAIRS_A_SLICE: Final = 256  # of a consumer group and a topic
+PAIRS_OF_A_SEARCH: Final = 64  # a search by time takes as long: it reads some records
 PROGRESS_AGE_MS_MAX: Final = 60_000  # older progress is unknown
 RUN_BYTES: Final = 8
 
@@ -48,6 +50,8 @@ class ActivityAdmin:
             await self._read_lag()
 
         def begin(engine: Engine, turn: Turn) -> tuple[pb.ActivityPage, list[int], list[int]]:
+            if not after_topic_id and not after_group_id:
+                engine.recent_letters.forget_deleted()
             page = pb.ActivityPage(run=self._run, read_ms=turn.monotonic_ms)
             topics: list[int] = []
             if not after_group_id:
@@ -92,7 +96,9 @@ class ActivityAdmin:
                 return ids[number:]
             group = engine.catalog.groups.get(GroupId(id_))
             if group is not None:
+                searches = engine.recent_letters.searches
                 page.groups.append(self._group(engine, group, turn.now_ms))
+                pair_count += PAIRS_OF_A_SEARCH * (engine.recent_letters.searches - searches)
                 pair_count += 1 + len(self._read_lag.lag.topics_of_group.get(group.id, ()))
                 pair_count += len(self._traffic.topics_of_group.get(group.id, ()))
         return []
@@ -102,7 +108,7 @@ class ActivityAdmin:
         keys = lag.topics_of_group.get(group.id)
         if now_ms - lag.now_ms > PROGRESS_AGE_MS_MAX:
             keys = None  # A stalled disk, or many queues: the values are too old.
-        dead_letters = engine.catalog.find_topic(f"{DEAD_LETTER_TOPIC_PREFIX}{group.name}")
+        dead_letters = engine.dead_letters.topic_of(group)
         found = pb.GroupActivity(
             id=group.id,
             name=group.name,
@@ -111,6 +117,7 @@ class ActivityAdmin:
             else engine.dead_letters.counts_of(dead_letters)[0],
             has_polled=engine.inspection.has_popped(group),
             has_progress=keys is not None,
+            dead_letters_last_hour=_last_hour(engine, dead_letters, now_ms),
         )
         # The last pass may have begun before the first delivery of a topic.
         pairs = self._counts(group.id)
@@ -136,6 +143,14 @@ class ActivityAdmin:
                     delivered=first + repeated, redelivered=repeated, acked=acked
                 )
         return pairs
+
+
+def _last_hour(engine: Engine, dead_letters: Topic | None, now_ms: int) -> int | None:
+    """Return the dead letters of the last hour of a group; None while that is unknown."""
+    try:
+        return 0 if dead_letters is None else engine.recent_letters.count(dead_letters, now_ms)
+    except Repairing:
+        return None
 
 
 def _after(ids: list[int], last: int) -> list[int]:
