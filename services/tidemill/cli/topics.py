@@ -279,10 +279,10 @@ def show_topic(context: typer.Context, name: Name) -> None:
         for queue in queues
     ]
     show(context, topic, ("TOPIC", "TYPE", *columns), rows)
-    if is_text(context) and "levels" in topic:
-        _show_levels(context, topic["levels"])
     if is_text(context):
         typer.echo(creator_text(topic))
+    if is_text(context) and "levels" in topic:
+        _show_levels(context, topic["levels"])
     if is_text(context) and "retention" in topic:
         typer.echo(f"Messages are kept {retention_text(topic)}.")
     if is_text(context) and "transaction" in topic:
