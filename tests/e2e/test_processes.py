@@ -7,6 +7,7 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,6 +17,9 @@ from tests.support.clients.commands import tidemill
 from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone, standalone
 from tests.support.processes.replicated_standalone import FLAGS, send_signal
+
+STOPPED_S = 1.5  # far longer than slow_call_ms and than the way to the broker
+ROUNDED_MS = 4  # each part is rounded
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +120,41 @@ def test_slow_calls_name_topic_and_client(running: Standalone) -> None:
     assert running.get("slow-calls?minMs=3600000")["items"] == []
 
 
+async def send_while_stopped(running: Standalone, topic: str, pids: list[int]) -> None:
+    """Send a message to a broker that misses these processes for a while."""
+    async with api(running.grpc) as client:
+        await client.send(message(topic, b"m"))  # The proxy knows the topic then.
+        send_signal(pids, signal.SIGSTOP)
+        try:
+            sending = asyncio.create_task(client.send(message(topic, b"m")))
+            done, _ = await asyncio.wait({sending}, timeout=STOPPED_S)
+            assert not done
+        finally:
+            send_signal(pids, signal.SIGCONT)
+        await sending
+
+
+def longest_call(running: Standalone, topic: str) -> dict[str, Any]:
+    calls: list[dict[str, Any]] = running.get(f"slow-calls?topic={topic}")["items"]
+    return max(calls, key=lambda call: int(call["durationMs"]))
+
+
+def test_a_slow_call_shows_that_the_disk_was_slow(running: Standalone) -> None:
+    running.put("topics/synced", messageType="NORMAL", queues=1)
+    broker = running.processes["broker-0"].pid
+    syncs = Path(f"/proc/{broker}/task/{broker}/children").read_text("ascii").split()
+    asyncio.run(send_while_stopped(running, "synced", [int(pid) for pid in syncs]))
+    call = longest_call(running, "synced")
+    parts = call["parts"]
+    assert parts["syncMs"] >= STOPPED_S * 500, parts
+    assert "replicateMs" not in parts
+    assert sum(parts.values()) <= call["durationMs"] + ROUNDED_MS
+    shown = tidemill(running, "process", "slow-calls", "--topic", "synced")
+    assert f"{parts['syncMs']} ms" in shown.stdout
+    page = httpx.get(f"{running.admin}/ui/settings?topic=synced", trust_env=False, timeout=30)
+    assert ">Replicate<" in page.text
+
+
 def test_replicas_and_controllers_are_listed_and_missing_ones_are_named(tmp_path: Path) -> None:
     with standalone(tmp_path / "data", *FLAGS) as running:
         everyone = {"admin", "controller-0", "proxy-0", *(f"broker-0-{n}" for n in range(3))}
@@ -130,3 +169,13 @@ def test_replicas_and_controllers_are_listed_and_missing_ones_are_named(tmp_path
             assert "broker-0-1" not in {each["name"] for each in found["items"]}
         finally:
             send_signal([replica["pid"]], signal.SIGCONT)
+        running.put("topics/replicated", messageType="NORMAL", queues=1)
+        master = running.get("replicas")["items"][0]["master"]
+        others = [
+            each["pid"]
+            for each in running.get("processes")["items"]
+            if each["kind"] == "broker" and each["name"] != f"broker-0-{master}"
+        ]
+        asyncio.run(send_while_stopped(running, "replicated", others))
+        call = longest_call(running, "replicated")
+        assert call["parts"]["replicateMs"] >= STOPPED_S * 500, call

@@ -29,7 +29,11 @@ app = typer.Typer(
 
 COLUMNS = ("PROCESS", "KIND", "READY", "VERSION", "STARTED", "LOG LEVEL", "CLOCK", "ADDRESS")
 SETTING_COLUMNS = ("SETTING", "VALUE", "DEFAULT", "SOURCE")
-CALL_COLUMNS = ("AT", "TOOK", "METHOD", "CODE", "TOPIC", "GROUP", "CLIENT", "PROCESS")
+CALL_COLUMNS = (
+    *("AT", "TOOK", "QUEUE", "BROKER", "SYNC", "REPLICATE"),
+    *("METHOD", "CODE", "TOPIC", "GROUP", "CLIENT", "PROCESS"),
+)
+PARTS = "queueMs", "brokerMs", "syncMs", "replicateMs"
 SKEW_SHOWN_MS = 100  # smaller differences of clocks are not worth a number
 
 
@@ -180,6 +184,9 @@ def list_slow_calls(
     Each proxy keeps the last 1,000 calls that took at least its setting slow_call_ms. Receives and
     pulls wait for messages, so they are not slow calls.
 
+    QUEUE, BROKER, SYNC and REPLICATE are the parts of the slowest request to a broker. `?` is
+    unknown: the broker took less than 50 ms, or the call has several messages.
+
     Examples:
     * `tidemill process slow-calls`
     * `tidemill process slow-calls --min 2s --topic orders`
@@ -193,6 +200,7 @@ def list_slow_calls(
         (
             utc(each["atMs"]),
             f"{each['durationMs']} ms",
+            *(_milliseconds(each.get("parts", {}).get(part)) for part in PARTS),
             each["method"],
             each["code"],
             each.get("topic"),
@@ -204,6 +212,10 @@ def list_slow_calls(
     ]
     show(context, found, CALL_COLUMNS, rows)
     warn_unreachable(found)
+
+
+def _milliseconds(part_ms: int | None) -> str:
+    return UNKNOWN if part_ms is None else f"{part_ms} ms"
 
 
 def _row(process: Json) -> tuple[object, ...]:

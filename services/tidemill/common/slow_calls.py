@@ -9,6 +9,15 @@ from typing import Final, NamedTuple, final
 SLOW_CALLS_MAX: Final = 1_000  # about 300 KB
 
 
+class CallParts(NamedTuple):
+    """The parts of the time of the slowest request of a call to a broker."""
+
+    queue_ms: int | None  # waiting at the proxy, on the network and at the broker; None: unknown
+    broker_ms: int
+    sync_ms: int | None  # None: unknown
+    replicate_ms: int | None  # None: unknown, or the broker has no replicas
+
+
 class SlowCall(NamedTuple):
     """A call that took long."""
 
@@ -19,6 +28,7 @@ class SlowCall(NamedTuple):
     group: str
     client_id: str
     code: str
+    parts: CallParts | None  # None: unknown
 
 
 @final
@@ -40,11 +50,15 @@ class SlowCalls:
         group: str = "",
         client_id: str = "",
         code: str = "",
+        parts: CallParts | None = None,
     ) -> None:
         """Keep a call that has ended now. The caller has compared its duration."""
         self.count += 1
-        call = SlowCall(self._wall_ms(), method, round(duration_ms), topic, group, client_id, code)
-        self._calls.append(call)
+        self._calls.append(
+            SlowCall(
+                self._wall_ms(), method, round(duration_ms), topic, group, client_id, code, parts
+            )
+        )
 
     def newest_first(self) -> Iterator[SlowCall]:
         """Yield the calls that are kept."""

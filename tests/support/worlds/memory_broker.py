@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from tidemill.broker.server.link.link_service import BrokerLinkService
 from tidemill.broker.server.link.proxy_link import ProxyLink
 from tidemill.broker.server.round.durability import RoundEffect
 from tidemill.broker.server.round.long_polling import LongPolling
+from tidemill.broker.server.round.round_times import RoundTimes, SyncLog
 from tidemill.broker.server.wire.config_frames import group_config, topic_config
 from tidemill.broker.server.wire.security_frames import PAGE_BYTES
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -37,6 +39,7 @@ class MemoryTurn:
         self.engine = engine
         self.polls = polls
         self.effects: dict[object, RoundEffect] = {}
+        self.times = RoundTimes(time.monotonic())
 
 
 class MemoryWork(Protocol):
@@ -54,6 +57,7 @@ class MemoryRounds:
     def __init__(self, engine: MemoryEngine) -> None:
         self.engine = engine
         self.links: list[ProxyLink] = []
+        self.syncs = SyncLog()
         self._polls = LongPolling()
         self.turn = MemoryTurn(engine, self._polls)
 
@@ -64,6 +68,9 @@ class MemoryRounds:
         if changes := self.engine.take_config_changes():
             self._report_changes(changes)
         _exhaust(self._polls.wake([topic.id for topic in self.engine.catalog.topics.values()], ()))
+        now_s = time.monotonic()
+        self.syncs.note(1, now_s)
+        turn.times.note_written(now_s, 1, self.syncs, has_replicas=False)
         for effect in turn.effects.values():
             _exhaust(effect.release())
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from tidemill.admin.json.schema import UNREACHABLE, LowerCase, Schema
 
+PARTS_UNKNOWN: Final = (
+    "the broker took less than 50 ms, or rejected the call, or the call has several messages"
+)
 NAME = Field(description="Name of the process.", examples=["proxy-0"])
 
 
@@ -119,6 +122,31 @@ class LogLevelListView(Schema):
     unreachable: list[str] | None = UNREACHABLE
 
 
+class SlowCallPartsView(Schema):
+    """Where the time of the slowest request of a call to a broker went.
+
+    The rest of the duration is of the proxy: it checks, waits for quotas and repeats.
+    """
+
+    queue_ms: int | None = Field(
+        None,
+        description="Waiting at the proxy, on the network and at the broker, in ms. Missing if it"
+        " is unknown.",
+    )
+    broker_ms: int = Field(
+        description="Applying the requests of the round, writing them and building the replies, in"
+        " ms."
+    )
+    sync_ms: int | None = Field(
+        None, description="Until the log was durable, in ms. Missing if it is unknown."
+    )
+    replicate_ms: int | None = Field(
+        None,
+        description="From then until enough replicas had the message, in ms. Missing if it is"
+        " unknown, or if the broker group has no replicas.",
+    )
+
+
 class SlowCallView(Schema):
     """A call of a client that took long."""
 
@@ -130,6 +158,12 @@ class SlowCallView(Schema):
     group: str | None = Field(None, description="Consumer group. Missing if the method has none.")
     client_id: str | None = Field(None, description="Id of the client.")
     code: str = Field(description="Code of the response.", examples=["OK"])
+    parts: SlowCallPartsView | None = Field(
+        None, description="Where the time went. Missing if it is unknown."
+    )
+    parts_unknown: str | None = Field(
+        None, description="Why `parts` is missing.", examples=[PARTS_UNKNOWN]
+    )
 
 
 class SlowCallListView(Schema):

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from tidemill.admin.audit.controller_actions import recorded
 from tidemill.admin.cluster.processes import ProcessAnswered, Processes
 from tidemill.admin.json.processes import (
+    PARTS_UNKNOWN,
     CertificateView,
     LogLevelListView,
     LogLevelRequest,
@@ -19,6 +20,7 @@ from tidemill.admin.json.processes import (
     SettingListView,
     SettingView,
     SlowCallListView,
+    SlowCallPartsView,
     SlowCallView,
 )
 from tidemill.admin.routes import ChangeAuthor, Cluster, DryRun
@@ -144,12 +146,26 @@ async def list_slow_calls(
             group=call.group or None,
             client_id=call.client_id or None,
             code=call.code,
+            parts=_parts_of(call),
+            parts_unknown=None if call.HasField("parts") else PARTS_UNKNOWN,
         )
         for answer in found.answers
         for call in answer.value.slow_calls.calls
     ]
     items.sort(key=lambda each: -each.at_ms)
     return SlowCallListView(items=items[:SLOW_CALLS_MAX], unreachable=found.unreachable or None)
+
+
+def _parts_of(call: pb.SlowCall) -> SlowCallPartsView | None:
+    if not call.HasField("parts"):
+        return None
+    parts = call.parts
+    return SlowCallPartsView(
+        queue_ms=parts.queue_ms if parts.HasField("queue_ms") else None,
+        broker_ms=parts.broker_ms,
+        sync_ms=parts.sync_ms if parts.HasField("sync_ms") else None,
+        replicate_ms=parts.replicate_ms if parts.HasField("replicate_ms") else None,
+    )
 
 
 def _described(answered: ProcessAnswered) -> ProcessView:

@@ -19,6 +19,7 @@ from tidemill.common.log import LEVEL
 from tidemill.message.client_key import NO_OWNER, ClientKey
 from tidemill.proxy.link.batching import FrameBatcher
 from tidemill.proxy.link.broker_configuration import BrokerConfiguration
+from tidemill.proxy.link.broker_parts import note_parts
 from tidemill.proxy.link.client_reports import ClientReports, revoked_rights
 from tidemill.proxy.link.commands import ACK, APPEND, CHANGE_INVISIBLE, COMMANDS, NOTIFICATION, POP
 from tidemill.proxy.link.link_state import LinkObserver, LinkState
@@ -43,6 +44,7 @@ LOGGED_NAMES_MAX = 20  # names in a debug line; the first configuration has all 
 ACK_BYTES = 200  # approximate memory of an ack in flight
 _UNKNOWN = "the broker did not answer in time; the outcome is unknown"
 _NOT_SENT = "the request was not sent in time and has done nothing; retry later"
+_PARKED = POP, NOTIFICATION  # They wait for messages, so their time has no parts.
 _BY_REPLY_FIELD = {command.reply_field: command for command in COMMANDS}
 
 
@@ -272,7 +274,7 @@ class BrokerLink:
     async def _reply(self, request_id: int, future: asyncio.Future[Result]) -> Result:
         """Wait for the reply to a request. If the caller is cancelled, withdraw the request."""
         try:
-            return await future
+            result = await future
         except (asyncio.CancelledError, BrokerTimeout):
             if self._pops.is_in_flight(request_id):
                 self._metrics.messages_returned += self._pops.withdraw(request_id, future)
@@ -283,6 +285,9 @@ class BrokerLink:
             # An error keeps its frames: the future that keeps the error may not be in one.
             del future
             self._pops.remove(request_id)
+        if self.pending.slow and (slow := self.pending.slow.pop(request_id, None)):
+            note_parts(*slow)
+        return result
 
     def stop_pop(self, request_id: int) -> None:
         """End a pop empty at once: its caller no longer needs it."""
@@ -396,7 +401,10 @@ class BrokerLink:
         for field, replies in reply.ListFields():
             command = _BY_REPLY_FIELD.get(field.name)
             if command is not None:
-                unclaimed = self.pending.resolve(command, command.unpack(replies))
+                results = command.unpack(replies)
+                if reply.HasField("times") and command not in _PARKED:
+                    results = self.pending.timed(results, reply.times)
+                unclaimed = self.pending.resolve(command, results)
                 if command is POP:
                     for _, pop in unclaimed:
                         self._metrics.messages_returned += self._pops.give_back_unclaimed(pop)

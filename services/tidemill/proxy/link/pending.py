@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, final
 
 from tidemill.common.deadlines import Deadlines
 from tidemill.common.errors import BY_NAME, BrokerUnreachable, Overloaded, from_wire
+from tidemill.proxy.link.broker_parts import forget_parts, note_parts, parts_of
 
 if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
+    from tidemill.common.slow_calls import CallParts
     from tidemill.proxy.link.commands import LinkCommand, Row
     from tidemill.proxy.metrics import ProxyMetrics
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+
+SLOW_MAX: Final = 10_000  # requests with parts whose callers have not run; about 2 MB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,9 @@ class PendingRequests:
         self.repeatable: dict[int, Sequence[Row]] = {}
         # Requests that the caller can send to another broker: they fail when the stream is lost.
         self.movable: set[int] = set()
+        # The duration and its parts, of ended requests that took long: until their callers run. At
+        # most SLOW_MAX.
+        self.slow: dict[int, tuple[float, CallParts]] = {}
         self._patience_s = limits.patience_ms / 1000
         self._address = address
         self._metrics = metrics
@@ -175,6 +182,26 @@ class PendingRequests:
                 request.waiter.set_result(result)
         return unclaimed
 
+    def timed(
+        self, results: Iterable[tuple[int, Any]], times: link_pb2.RoundTimes
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield `results`. The parts of a request are noted while the caller ends it."""
+        now_s = time.monotonic()
+        for request_id, result in results:
+            request = self._requests.get(request_id)
+            if request is None or request.waiter.done():
+                yield request_id, result
+                continue
+            took_ms = (now_s - request.started_s) * 1000
+            parts = parts_of(times, took_ms)
+            if isinstance(request.waiter, asyncio.Future):  # Its task runs later.
+                if len(self.slow) >= SLOW_MAX:
+                    self.slow.clear()  # Their calls have no parts.
+                self.slow[request_id] = took_ms, parts
+            note_parts(took_ms, parts)
+            yield request_id, result
+            forget_parts()
+
     def fail(self, request_id: int, error: ServiceError, *, result: str = "refused") -> None:
         """End a request with `error`, counted as `result`."""
         request = self.forget(request_id)
@@ -191,6 +218,7 @@ class PendingRequests:
         request = self._requests.pop(request_id, None)
         self.repeatable.pop(request_id, None)
         self.movable.discard(request_id)
+        self.slow.pop(request_id, None)
         if request is not None:
             self.bytes -= request.size_bytes
         return request

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 
 from tidemill.common.errors import BadRequest, ServiceError, Unauthorized
 from tidemill.common.log import LEVEL
+from tidemill.proxy.link.broker_parts import slowest_parts
 from tidemill.proxy.message_codec import encode_delivery_timestamp
 from tidemill.proxy.server.call import CLIENT_ID_LOGGED_CHARS_MAX, CallStatus, status_of
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -242,6 +243,7 @@ class Boundary:
                 group=call.group,
                 client_id=call.client_id[:CLIENT_ID_LOGGED_CHARS_MAX],
                 code=_CODE_NAMES.get(call.response_code, str(call.response_code)),
+                parts=slowest_parts(),
             )
 
     def _log(self, name: str, call: Call, result: str) -> None:

@@ -175,7 +175,7 @@ class ProcessService:
             if len(reply.calls) == limit:
                 break
             if _fits(call, asked):
-                reply.calls.append(pb.SlowCall(**call._asdict()))
+                reply.calls.append(_wire_of(call))
         return reply
 
 
@@ -188,6 +188,13 @@ def _change_level(level: str, until_ms: int) -> None:
     change_level(level)
     if not hides:
         log.info("log level changed", **fields)
+
+
+def _wire_of(call: SlowCall) -> pb.SlowCall:
+    fields = call._asdict()
+    if call.parts is not None:
+        fields["parts"] = pb.CallParts(**call.parts._asdict())
+    return pb.SlowCall(**fields)
 
 
 def _fits(call: SlowCall, asked: pb.FindSlowCalls) -> bool:

@@ -75,10 +75,10 @@ class ProxyLink:
     @property
     def replies(self) -> LinkReplies:
         """The link's replies of the current round."""
-        effects = self._rounds.turn.effects
-        replies = effects.get(self)
+        turn = self._rounds.turn
+        replies = turn.effects.get(self)
         if replies is None:
-            replies = effects[self] = LinkReplies(self._send)
+            replies = turn.effects[self] = LinkReplies(self._send, turn.times)
         assert isinstance(replies, LinkReplies), "a link has no other effects"
         return replies
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.security_items import ItemKey
+    from tidemill.broker.server.round.round_times import RoundTimes
     from tidemill.common.errors import ServiceError
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -32,10 +33,12 @@ class LinkReplies:
         "pop_bytes",
         "results",
         "security",
+        "times",
     )
 
-    def __init__(self, send: Callable[[LinkReplies], Iterator[None]]) -> None:
+    def __init__(self, send: Callable[[LinkReplies], Iterator[None]], times: RoundTimes) -> None:
         self._send = send
+        self.times = times
         self.answered_sequence = 0
         self.arrived_s = math.inf  # time.monotonic() of the oldest frame that is answered
         self.configs: list[pb.ConfigUpdate] = []

@@ -118,7 +118,7 @@ class ReplicaShell:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         durability.on_moved = self.handle_progress
         durability.beside = replica_engine.begin_sync
-        durability.is_held = self.is_held
+        durability.is_held, durability.has_replicas = self.is_held, True
         replica_engine.on_confirmed = self._confirmed
 
     @property

@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from typing import TYPE_CHECKING, Protocol, final
 
 from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.server.round.round_times import RoundTimes, SyncLog
 from tidemill.broker.server.round.sync_pace import SyncPace
 from tidemill.common.histogram import Histogram
 from tidemill.common.slices import run_in_turns, run_turn
@@ -105,7 +106,9 @@ class Durability:
         # Whether the replicas forbid a new round although there is room.
         self.is_held: Callable[[], bool] = lambda: False
         self.sync_times_us: Histogram[tuple[()]] = Histogram(DISK_BUCKETS_US)
+        self.sync_log = SyncLog()
         self._pace = SyncPace()
+        self.has_replicas = False  # whether replicas must confirm a round
         self.is_syncing = False
         self.sync_count = 0  # that have ended
 
@@ -131,9 +134,12 @@ class Durability:
         """Whether all effects are released."""
         return not self._in_flight
 
-    def add(self, effects: Sequence[RoundEffect]) -> None:
+    def add(self, effects: Sequence[RoundEffect], times: RoundTimes | None = None) -> None:
         """Keep the effects of a round; called at once after the round is written."""
         log_offset = self._engine.log.log_end
+        if times is not None:
+            now_s = time.monotonic()
+            times.note_written(now_s, log_offset, self.sync_log, has_replicas=self.has_replicas)
         if log_offset > self._written_offset:
             self._written_offset = log_offset
             self._has_written.set()
@@ -196,7 +202,9 @@ class Durability:
                 self.is_syncing = False
                 self.sync_count += 1
                 self._pace.note_end(_now_ms())
-                self.sync_times_us.observe((), (time.monotonic() - began_s) * US_PER_S)
+                ended_s = time.monotonic()
+                self.sync_times_us.observe((), (ended_s - began_s) * US_PER_S)
+                self.sync_log.note(log_offset, ended_s)
             self.synced(log_offset)
 
     def _release(self) -> None:

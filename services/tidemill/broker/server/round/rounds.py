@@ -375,7 +375,7 @@ class Rounds:
             polls.release()
 
         await self._write()
-        self._durability.add(list(turn.effects.values()))
+        self._durability.add(list(turn.effects.values()), turn.times)
         if LEVEL.is_debug:
             self._round_log = self._round_log or RoundLog(self._engine)
             self._round_log.log_round(self.count, work_count=len(work), began_s=begin_s)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol, final
+
+from tidemill.broker.server.round.round_times import RoundTimes
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
@@ -35,6 +38,7 @@ class Turn:
         "monotonic_ms",
         "now_ms",
         "polls",
+        "times",
     )
 
     def __init__(self, engine: Engine, polls: LongPolling, clock: Clock) -> None:
@@ -45,5 +49,6 @@ class Turn:
         # Delayed messages fire by firing_ms, and invisible durations end by expiry_ms.
         self.firing_ms = self.expiry_ms = self.now_ms
         self.is_draining = False
+        self.times = RoundTimes(time.monotonic())
         # Released in this order once the round is committed; the key is the receiver.
         self.effects: dict[object, RoundEffect] = {}
