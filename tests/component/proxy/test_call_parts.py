@@ -13,7 +13,7 @@ from tidemill.common.clock import SystemClock
 from tidemill.common.slow_calls import SlowCall, SlowCalls
 from tidemill.proxy.link.broker_parts import note_parts, parts_of, slowest_parts
 from tidemill.proxy.link.commands import APPEND
-from tidemill.proxy.server.call import Boundary
+from tidemill.proxy.server.boundary import Boundary
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 

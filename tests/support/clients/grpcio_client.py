@@ -37,10 +37,8 @@ async def reflected_services(channel: grpc.aio.Channel) -> set[str]:
     info: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     )
-    call = info()
-    await call.write(reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString())
-    answer = await call.read()
-    assert isinstance(answer, bytes), "the stream has not ended"
-    await call.done_writing()
+    request = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
+    # An iterator: `write` would race with a server that ends the call at once, and fail in grpcio.
+    [answer] = [one async for one in info(iter([request]))]
     response = reflection_pb2.ServerReflectionResponse.FromString(answer)
     return {service.name for service in response.list_services_response.service}
