@@ -12,6 +12,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
 
 async def read(
     call: grpc.aio.StreamStreamCall[Request, Response], kind: type[Response]
@@ -34,11 +36,8 @@ async def is_serving(channel: grpc.aio.Channel, service: str) -> bool:
 
 async def reflected_services(channel: grpc.aio.Channel) -> set[str]:
     """Ask the reflection service for the names of all services."""
-    info: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
-        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-    )
+    info: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(REFLECTION)
     request = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
-    # An iterator: `write` would race with a server that ends the call at once, and fail in grpcio.
     [answer] = [one async for one in info(iter([request]))]
     response = reflection_pb2.ServerReflectionResponse.FromString(answer)
     return {service.name for service in response.list_services_response.service}
