@@ -358,7 +358,10 @@ def test_reflection_can_be_switched_off() -> None:
     async def scenario(client: Client) -> None:
         assert await is_serving(client.channel, SERVICE)
         # Without a request: grpcio fails if it sends one after the server has ended the call.
-        call = client.channel.stream_stream(REFLECTION)()
+        info: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = client.channel.stream_stream(
+            REFLECTION
+        )
+        call = info()
         assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
 
     run(scenario, grpc_reflection=False)
