@@ -33,6 +33,7 @@ OF_THE_REPLY_FRAME = {
     "answered_sequence",
     "not_master",
     "sends_rejected",
+    "times",
 }
 
 
