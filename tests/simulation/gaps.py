@@ -359,7 +359,7 @@ def _affected(engine: Engine, one: Subscription, target: ResetTarget) -> tuple[s
     _, topic, offsets = engine.administration.plan_reset(one.group, one.topic, target)
     void, again = set[str](), set[str]()
     try:
-        for queue, offset in zip(engine.catalog.queues_of(topic), offsets, strict=True):
+        for queue, offset in zip(engine.catalog.queues_of(topic), offsets.values(), strict=True):
             void |= _keys(engine, queue, queue.min_offset, offset)
             again |= _keys(engine, queue, offset, queue.max_offset)
         for queue in _retry_queues(engine, one):
