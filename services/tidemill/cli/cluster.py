@@ -16,7 +16,7 @@ from tidemill.common.times import age, span, utc
 app = typer.Typer(no_args_is_help=True, help="Show the state of the cluster.")
 
 FINE: Final = "OK"
-PROBLEM_COLUMNS: Final = ("PROBLEM", "OBJECT", "SINCE", "FINDING", "COMMAND")
+PROBLEM_COLUMNS: Final = ("PROBLEM", "SEVERITY", "OBJECT", "SINCE", "FINDING", "COMMAND")
 BROKER_COLUMNS: Final = (
     *("BROKER GROUP", "STATE", "MASTER", "EPOCH", "IN SYNC", "REACHABLE", "DISK", "FULL IN"),
 )
@@ -34,7 +34,8 @@ def show_cluster(
 ) -> None:
     """Show problems, broker groups, certificates, groups furthest behind, and the largest topics.
 
-    With --check, the exit status is 4 if there is a problem, and 5 if a part is unknown.
+    With --check, the exit status is 4 if there is a problem, and 5 if a part is unknown. Open dead
+    letters are notices, which do not change the exit status.
 
     Examples:
     * `tidemill cluster show`
@@ -78,7 +79,11 @@ def _show_parts(context: typer.Context, found: Json, now_ms: int) -> None:
 
 def _problem_row(problem: Json) -> tuple[object, ...]:
     since = span(problem["sinceMs"]) if "sinceMs" in problem else None
-    return (problem["code"], problem["object"], since, problem["text"], problem["command"])
+    severity = problem.get("severity", UNKNOWN)  # An older admin process has none.
+    return (
+        *(problem["code"], severity, problem["object"]),
+        *(since, problem["text"], problem["command"]),
+    )
 
 
 def _broker_row(group: Json, disks: dict[str, Json]) -> tuple[object, ...]:

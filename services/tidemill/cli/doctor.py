@@ -57,8 +57,10 @@ def examine(context: typer.Context) -> None:
     processes, consumer groups without a consumer that polls, open dead letters, and settings that
     differ.
 
-    Exit status: 0 if all is fine, 3 if the admin API is unreachable, 4 if a check found a problem,
-    5 if a check could not finish.
+    Open dead letters are a notice, as in `tidemill cluster show`.
+
+    Exit status: 0 if there is no problem, 3 if the admin API is unreachable, 4 if a check found a
+    problem, 5 if a check could not finish.
 
     Examples:
     * `tidemill doctor`

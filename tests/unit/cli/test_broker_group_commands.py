@@ -205,6 +205,7 @@ def test_a_replica_is_shown_by_the_name_that_the_list_prints() -> None:
     ("overview", "status"),
     [
         (OVERVIEW, 0),
+        (OVERVIEW | {"problems": [PROBLEM | {"severity": "NOTICE"}]}, 0),
         (OVERVIEW | {"status": "DEGRADED", "problems": [PROBLEM]}, EXIT_PROBLEM),
         (OVERVIEW | {"unanswered": ["disks"]}, EXIT_PARTIAL),
         (OVERVIEW | {"unreachable": ["b"]}, EXIT_PARTIAL),

@@ -184,11 +184,13 @@ def test_consumers_that_do_not_poll_are_a_problem() -> None:
     assert check_consumers([stalled()], diagnoses={"a": Unanswered("late")}).state is UNKNOWN
 
 
-def test_open_dead_letters_are_a_problem() -> None:
+def test_open_dead_letters_are_a_notice() -> None:
     settled = {"group": "a", "open": 0}
     assert check_dead_letters({"groups": [settled]}).state is OK
     found = check_dead_letters({"groups": [settled, {"group": "b", "open": 3}]})
-    assert (found.state, found.text) == (PROBLEM, "b has 3")
+    assert (found.state, found.text) == (CheckState.NOTICE, "b has 3")
+    late = {"groups": [{"group": "b", "open": 3}], "unreachable": ["broker-1"]}
+    assert check_dead_letters(late).state is UNKNOWN, "there may be others"
     assert found.command == "tidemill dead-letter list --group b --state open"
 
 

@@ -12,13 +12,14 @@ from tidemill.admin.activity.numbers import GroupState
 from tidemill.admin.cluster.brokers import MEMBER_UNREACHABLE_MS
 from tidemill.admin.json.broker_groups import BrokerGroupView
 from tidemill.admin.json.consumer_groups import ConsumerGroupRowView
-from tidemill.admin.json.overview import ProcessCertificateView
+from tidemill.admin.json.overview import ProcessCertificateView, Severity
 from tidemill.admin.json.storage import BrokerGroupStorageView
 from tidemill.common.times import span
 
 RUNBOOKS: Final = "docs/runbooks"
 CERTIFICATE_DAYS_MIN: Final = 14  # the default threshold of the alert CertificateExpires
 DAY_MS: Final = 86_400_000
+LETTER_GROUPS_MAX: Final = 5  # consumer groups with open dead letters in the list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class ClusterProblem:
     text: str
     command: str  # shows more
     since_ms: int | None = None  # time for which it lasts
-    stops_sends: bool = False  # of some messages
+    severity: Severity = Severity.WARNING
 
     @property
     def runbook(self) -> str:
@@ -47,9 +48,12 @@ def find_problems(
     controller_loss: str | None = None,
     certificates: Iterable[ProcessCertificateView] = (),
     now_ms: int = 0,
+    letters: Sequence[tuple[str, int]] = (),
 ) -> list[ClusterProblem]:
     """Return the problems of broker groups, controllers, disks, certificates and consumer groups.
 
+    Open dead letters are notices, of the five consumer groups with the most. `letters` has names
+    and counts of groups, the highest first.
     `silent` are broker groups without an answer to the last sample, with the reasons.
     `controller_loss` is the reason why no controller answers.
     """
@@ -61,8 +65,10 @@ def find_problems(
         *(problem for disk in disks for problem in _of_disk(disk)),
         *_of_certificates(certificates, now_ms),
         *(problem for group in groups for problem in _of_group(group)),
+        *(_with_dead_letters(*each) for each in letters[:LETTER_GROUPS_MAX]),
     ]
-    return sorted(found, key=lambda each: not each.stops_sends)
+    order = list(Severity)
+    return sorted(found, key=lambda each: order.index(each.severity))
 
 
 def _status(name: str) -> str:
@@ -75,7 +81,7 @@ def _down(name: str, reason: str) -> ClusterProblem:
         object=name,
         text=f"unreachable: {reason}",
         command=_status(name),
-        stops_sends=True,
+        severity=Severity.CRITICAL,
     )
 
 
@@ -117,7 +123,7 @@ def _of_disk(disk: BrokerGroupStorageView) -> Iterator[ClusterProblem]:
             object=disk.broker,
             text="the disk is full: sends fail",
             command="tidemill storage show",
-            stops_sends=True,
+            severity=Severity.CRITICAL,
         )
 
 
@@ -140,8 +146,18 @@ def _of_certificates(
             object=process,
             text=f"the certificate {use!r} {state}",
             command=f"tidemill process show {quote(process)}",
-            stops_sends=left_ms <= 0,
+            severity=Severity.CRITICAL if left_ms <= 0 else Severity.WARNING,
         )
+
+
+def _with_dead_letters(group: str, count: int) -> ClusterProblem:
+    return ClusterProblem(
+        code="DlqGrowing",
+        object=group,
+        text=f"{count:,} open dead {'letter' if count == 1 else 'letters'}: replay or discard them",
+        command=f"tidemill dead-letter list --group {quote(group)} --state open",
+        severity=Severity.NOTICE,
+    )
 
 
 def _of_group(group: ConsumerGroupRowView) -> Iterator[ClusterProblem]:

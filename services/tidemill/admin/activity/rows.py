@@ -114,6 +114,18 @@ def dead_letters_of(
     )
 
 
+def open_letters_of(reading: Reading, is_shown: Callable[[str], bool]) -> list[tuple[str, int]]:
+    """Return the consumer groups with open dead letters and their counts, the highest first."""
+    if reading.numbers is None:
+        return []
+    found = [
+        (name, group.dead_letters)
+        for name, group in reading.numbers.groups.items()
+        if group.dead_letters and is_shown(name)
+    ]
+    return sorted(found, key=lambda each: (-each[1], each[0]))
+
+
 def sampled_at_ms(reading: Reading) -> int | None:
     """Return the time of the numbers; None without numbers."""
     return None if reading.numbers is None else reading.numbers.sampled_at_ms

@@ -23,10 +23,22 @@ class ClusterStatus(StrEnum):
     DOWN = "DOWN"
 
 
+class Severity(StrEnum):
+    """The urgency of a problem, the highest first."""
+
+    CRITICAL = "CRITICAL"  # Some messages cannot be sent.
+    WARNING = "WARNING"
+    NOTICE = "NOTICE"  # For an operator with time: the state of the cluster stays OK.
+
+
 class ClusterProblemView(Schema):
     """A fact that needs an operator."""
 
     code: str = Field(description="Name of the alert.", examples=["MemberUnreachable"])
+    severity: Severity = Field(
+        description="CRITICAL: some messages cannot be sent. NOTICE: open dead letters; the status"
+        " stays OK."
+    )
     object: str = Field(description="Name of the broker group or consumer group.")
     text: str = Field(description="The problem, as a sentence.")
     since_ms: int | None = Field(
@@ -56,8 +68,8 @@ class OverviewView(Schema):
     """The state of the cluster, as far as the caller may see it. A missing part needs a right."""
 
     status: ClusterStatus = Field(
-        description="OK: no problem is known. DEGRADED: there are problems. DOWN: all broker groups"
-        " are unreachable."
+        description="OK: no problem is known, except notices. DEGRADED: there are problems. DOWN:"
+        " all broker groups are unreachable."
     )
     problems: list[ClusterProblemView] = Field(description="The problems, the most urgent first.")
     broker_groups: list[BrokerGroupView] | None = Field(

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from fastapi import APIRouter
 
 from tidemill.admin.activity.problems import find_problems
-from tidemill.admin.activity.rows import dead_letters_of
+from tidemill.admin.activity.rows import dead_letters_of, open_letters_of
 from tidemill.admin.activity.sampler import Reading
 from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.cluster.processes import ProcessAnswers
@@ -27,6 +27,7 @@ from tidemill.admin.json.overview import (
     ClusterStatus,
     OverviewView,
     ProcessCertificateView,
+    Severity,
 )
 from tidemill.admin.json.storage import StorageView
 from tidemill.admin.json.timers import TimerPageView
@@ -151,6 +152,10 @@ async def get_overview(
             )
         )
     reading = activity.read()
+
+    def may_read(group: str) -> bool:
+        return access.allows_group(READS, group)
+
     return _view(
         of_members.result(),
         of_controllers.result() or None,
@@ -162,7 +167,8 @@ async def get_overview(
         of_changes.result(),
         sorted(parts.unanswered),
         _silent(reading) if sees_members else {},
-        dead_letters_of(reading, lambda name: access.allows_group(READS, name)),
+        dead_letters_of(reading, may_read),
+        open_letters_of(reading, may_read),
     )
 
 
@@ -208,6 +214,7 @@ def _view(
     unanswered: list[str],
     silent: Mapping[str, str],
     dead_letters: DeadLetterNumbersView | None,
+    letters: Sequence[tuple[str, int]],
 ) -> OverviewView:
     members, has_controllers = (None, True) if found_members is None else found_members
     certificates = None if processes is None else certificate_rows(processes)
@@ -219,18 +226,21 @@ def _view(
         controller_loss=controller_loss,
         certificates=certificates or (),
         now_ms=SystemClock().wall_ms(),
+        letters=letters,
     )
     shown = (storage, groups, topics, timers, changes)
     lacking = {name for each in shown if each is not None for name in each.unreachable or ()}
     if not has_controllers:
         lacking.add(CONTROLLERS)
     is_down = members is not None and not any(each.reachable for each in members)
-    status = ClusterStatus.DEGRADED if problems or unanswered else ClusterStatus.OK
+    is_degraded = unanswered or any(each.severity is not Severity.NOTICE for each in problems)
+    status = ClusterStatus.DEGRADED if is_degraded else ClusterStatus.OK
     return OverviewView(
         status=ClusterStatus.DOWN if is_down else status,
         problems=[
             ClusterProblemView(
                 code=each.code,
+                severity=each.severity,
                 object=each.object,
                 text=each.text,
                 since_ms=each.since_ms,

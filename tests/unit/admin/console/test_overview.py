@@ -13,7 +13,7 @@ from tidemill.admin.cluster.processes import ProcessAnswered, ProcessAnswers
 from tidemill.admin.console.pages.overview import page_of
 from tidemill.admin.json.broker_groups import BrokerGroupView, ReplicaView
 from tidemill.admin.json.consumer_groups import ConsumerGroupRowView
-from tidemill.admin.json.overview import ProcessCertificateView
+from tidemill.admin.json.overview import ProcessCertificateView, Severity
 from tidemill.admin.json.storage import BrokerGroupStorageView
 from tidemill.admin.routes.overview import certificate_rows
 from tidemill.stubs.tidemill.process.v1 import process_pb2 as pb
@@ -90,9 +90,14 @@ def test_a_process_has_one_problem_for_its_first_certificate_to_expire() -> None
         certificate("admin", "admin", -0.1),
     ]
     found = find_problems([], [], [], certificates=certificates, now_ms=NOW_MS)
-    assert [(each.code, each.object, each.text, each.stops_sends) for each in found] == [
-        ("CertificateExpires", "admin", "the certificate 'admin' has expired", True),
-        ("CertificateExpires", "proxy-1", "the certificate 'cluster' expires in 3 d 12 h", False),
+    assert [(each.code, each.object, each.text, each.severity) for each in found] == [
+        ("CertificateExpires", "admin", "the certificate 'admin' has expired", Severity.CRITICAL),
+        (
+            "CertificateExpires",
+            "proxy-1",
+            "the certificate 'cluster' expires in 3 d 12 h",
+            Severity.WARNING,
+        ),
     ]
 
 
@@ -121,6 +126,16 @@ def test_certificates_with_an_unknown_end_come_first() -> None:
     assert all(bool(each.unknown) == (each.expires_at_ms is None) for each in rows)
 
 
+def test_open_dead_letters_are_notices_after_all_problems() -> None:
+    letters = [(f"g{n}", count) for n, count in enumerate([9, 8, 7, 6, 5, 4])]
+    groups = [group("billing", lag=7, consumers=0)]
+    first, *found = find_problems([], [], groups, letters=letters)
+    assert (first.code, first.severity) == ("LagGrowing", Severity.WARNING)
+    assert [each.object for each in found] == ["g0", "g1", "g2", "g3", "g4"]
+    assert {(each.code, each.severity) for each in found} == {("DlqGrowing", Severity.NOTICE)}
+    assert found[0].text == "9 open dead letters: replay or discard them"
+
+
 def test_a_paused_group_without_consumers_is_no_problem() -> None:
     paused = group("billing", lag=7, consumers=0, state=GroupState.PAUSED)
     assert find_problems([], [], [paused]) == []
@@ -134,6 +149,7 @@ def test_a_paused_group_without_consumers_is_no_problem() -> None:
         "InSyncSetShrunk",
         "DiskFull",
         "LagGrowing",
+        "DlqGrowing",
         "CertificateExpires",
     ],
 )
@@ -144,4 +160,5 @@ def test_a_problem_has_a_runbook(code: str) -> None:
 
 def test_a_problem_leads_to_the_page_of_its_object() -> None:
     assert page_of({"code": "LagGrowing", "object": "a/b"}) == "/groups/a%2Fb"
+    assert page_of({"code": "DlqGrowing", "object": "b"}) == "/groups/b"
     assert page_of({"code": "DiskFull", "object": "broker-0"}) == "/cluster"

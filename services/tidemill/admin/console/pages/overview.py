@@ -9,7 +9,7 @@ from tidemill.admin.http.rest_calls import Document
 
 PERIOD_S: Final = 2.0  # Each rendering reads all parts.
 # Problems of consumer groups. The others are of broker groups.
-_OF_GROUPS: Final = frozenset({"LagGrowing"})
+_OF_GROUPS: Final = frozenset({"LagGrowing", "DlqGrowing"})
 
 
 async def load_overview(call: PageCall) -> Values:
@@ -18,6 +18,7 @@ async def load_overview(call: PageCall) -> Values:
     return {
         "status": found["status"],
         "problems": [{**each, "page": page_of(each)} for each in found["problems"]],
+        "notices": sum(each["severity"] == "NOTICE" for each in found["problems"]),
         "members": found.get("brokerGroups"),
         "disks": {each["broker"]: each for each in found.get("disks", [])},
         "groups": found.get("groups"),
