@@ -38,7 +38,10 @@ def problem(response: httpx.Response) -> tuple[int, int, str]:
 def test_a_topic_is_created_shown_changed_and_deleted(api: Client) -> None:
     created = api.put("/topics/life", json={"messageType": "NORMAL", "queues": 2})
     topic = {
-        **{"name": "life", "messageType": "NORMAL", "queues": 2, "isSystem": False},
+        "name": "life",
+        "messageType": "NORMAL",
+        "queues": 2,
+        "isSystem": False,
         "createdByUnknown": "created without a user",
     }
     assert created.json() == {**topic, "isNew": True}

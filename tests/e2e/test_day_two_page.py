@@ -15,6 +15,7 @@ from tests.support.clients.commands import tidemill
 from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone, standalone
 from tidemill.common.errors import CODES
+from tidemill.common.exit_codes import EXIT_PARTIAL, EXIT_PROBLEM
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations"
@@ -73,7 +74,8 @@ def test_a_command_of_the_page_works(running: Standalone, command: str) -> None:
 
 def test_the_doctor_finds_the_dead_letter(running: Standalone) -> None:
     done = tidemill(running, "doctor")
-    assert done.returncode == 0, done.stdout + done.stderr
+    # The consumer group has no consumer, which the sampler finds after some seconds.
+    assert done.returncode in {0, EXIT_PARTIAL, EXIT_PROBLEM}, done.stdout + done.stderr
     assert re.search(r"dead letters +notice +billing has 1", done.stdout), done.stdout
 
 
